@@ -1,0 +1,1 @@
+"""Arrays of a profile in, metrics and claims out. Nothing here draws."""

@@ -1,0 +1,1 @@
+"""Specification in, profile on disk out."""

@@ -1,0 +1,1 @@
+"""The Nsight Systems SQLite export: reading it into arrays, writing one."""

@@ -1,0 +1,1 @@
+"""The two upstream Ray bugs as experiments."""

@@ -1,0 +1,1 @@
+"""Results on disk in, markdown and figures out. Nothing here measures."""

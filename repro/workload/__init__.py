@@ -1,0 +1,1 @@
+"""The Ray Data graph: CPU preparation and one GPU stage per knob."""

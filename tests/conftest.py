@@ -1,0 +1,52 @@
+"""Real parts (torch, nsys, docker, a compiler, a GPU): a test names what it needs with ``@pytest.mark.needs``.
+
+Where the part is missing the test skips and says why; where ``REPRO_REQUIRE`` names it (CI) the test fails instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+
+import pytest
+
+
+def _missing(part: str) -> str | None:
+    """Why ``part`` cannot be used here, or None if it can."""
+    if part == "torch":
+        return None if importlib.util.find_spec("torch") else "torch is not installed"
+    if part == "nsys":
+        return None if shutil.which("nsys") else "no nsys on PATH (docker/install-nsight installs one)"
+    if part == "g++":
+        return None if shutil.which("g++") else "no g++ on PATH"
+    if part == "docker":
+        if not shutil.which("docker"):
+            return "no docker on PATH"
+        probe = subprocess.run(["docker", "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
+        return None if probe.returncode == 0 else f"no Docker engine answers: {probe.stderr.strip()}"
+    if part == "gpu":
+        if not importlib.util.find_spec("torch"):
+            return "torch is not installed"
+        import torch
+
+        return None if torch.cuda.is_available() else "torch finds no CUDA device"
+    raise ValueError(f"unknown part {part!r}")
+
+
+_cache: dict[str, str | None] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = set(filter(None, os.environ.get("REPRO_REQUIRE", "").split(",")))
+    for mark in item.iter_markers("needs"):
+        for part in mark.args:
+            if part not in _cache:
+                _cache[part] = _missing(part)
+            reason = _cache[part]
+            if reason and part in required:
+                pytest.fail(f"REPRO_REQUIRE names {part}, but: {reason}", pytrace=False)
+            if reason:
+                pytest.skip(reason)
