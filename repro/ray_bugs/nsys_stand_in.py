@@ -1,0 +1,237 @@
+#!/usr/bin/env -S python3 -I -S
+"""A stand-in for NVIDIA's ``nsys`` with its process structure and its slow export, and nothing measured.
+
+Standard library only, so that a copy of this one file runs anywhere (``install`` puts one on a directory for PATH).
+
+``nsys profile [options] command...`` starts, as Nsight Systems 2023.4 does,
+
+- a helper named ``nsys-launcher`` in its own process group, which starts the command in a session of its own
+  (``NSYS_STAND_IN_GROUP=shared``: in the profiler's group, so that a signal for the target's group hits the exporter),
+- an agent named ``nsys`` in a session of its own, whose parent is whoever adopts orphans,
+
+waits until the command is gone, and exports: an empty report and a growing ``.qdstrm`` in the temporary folder, then
+a growing report, then nothing but the whole report. Exit status: the command's.
+
+``nsys export --type sqlite -o OUT REPORT`` writes a small SQLite file and fails for a report that is not whole.
+
+Knobs, all environment variables:
+
+- ``NSYS_STAND_IN_EXPORT_S``: seconds of exporting (3); ``NSYS_STAND_IN_REPORT_BYTES``: size of the report (1,000,000)
+- ``NSYS_STAND_IN_MODE``: ``normal``; ``hang`` (half a report, then neither CPU time nor output); ``for-ever`` (the
+  report grows without end); ``busy`` (CPU time without end, no output); ``empty``, ``partial`` (a ``.qdstrm`` beside
+  the report's place), ``corrupt`` and ``missing`` (what is left in the end)
+- ``NSYS_STAND_IN_GROUP``: ``separate`` or ``shared``
+- ``NSYS_STAND_IN_LIFE_S``: an export ends itself after that many seconds whatever its mode (900)
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+VERSION = "nsys stand-in 1 (reproduces the process structure only; not NVIDIA Nsight Systems)"
+MODES = ("normal", "hang", "for-ever", "busy", "empty", "partial", "corrupt", "missing")
+
+_HEAD = b"nsys stand-in report\n"
+_TAIL = b"\nend of stand-in report, %012d bytes\n"
+_TICK_S = 0.05
+
+
+def install(directory: Path, *, python: str = sys.executable) -> Path:
+    """Put ``nsys`` into ``directory`` and return it; ``python`` may hold blanks and need not be on PATH."""
+    directory.mkdir(parents=True, exist_ok=True)
+    program = directory.resolve() / "nsys_stand_in.py"
+    shutil.copyfile(__file__, program)
+    nsys = directory / "nsys"
+    nsys.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} -I -S {shlex.quote(str(program))} "$@"\n', encoding="utf-8")
+    nsys.chmod(0o755)
+    return nsys
+
+
+def _refuse(reason: str, *, status: int = 1) -> int:
+    sys.stderr.write(f"nsys stand-in: {reason}\n")
+    return status
+
+
+def _name(name: str) -> None:
+    """What ``ps`` and /proc/PID/comm show; the real one's processes are found by it."""
+    Path("/proc/self/comm").write_text(name, encoding="utf-8")
+
+
+def _options(args: list[str]) -> tuple[dict[str, str], list[str]]:
+    """``--name=value``, ``--name value`` and ``-n value`` up to the first word that is none of them."""
+    options: dict[str, str] = {}
+    rest = list(args)
+    while rest and rest[0].startswith("-"):
+        name, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            value = rest.pop(0) if rest else ""
+        options[name.lstrip("-")] = value
+    return options, rest
+
+
+def _start(word: str, *args: str, stdin: int | None = None, stdout: int | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-I", "-S", __file__, word, *args], stdin=stdin, stdout=stdout)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process that need not be a child of ours still runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _profile(args: list[str]) -> int:
+    options, command = _options(args)
+    if not command:
+        return _refuse("profile needs a command")
+    mode = os.environ.get("NSYS_STAND_IN_MODE", "normal")
+    if mode not in MODES:
+        return _refuse(f"unknown NSYS_STAND_IN_MODE {mode!r}")
+    _name("nsys")
+    # The agent and the launcher's report of the target's pid both hang on pipes that close when this process ends.
+    agent_read, agent_write = os.pipe()
+    _start("--start-agent", stdin=agent_read).wait()
+    os.close(agent_read)
+    launcher = _start("--launcher", *command, stdout=subprocess.PIPE)
+    assert launcher.stdout is not None
+    target = int(launcher.stdout.readline() or -1)
+    status = launcher.wait()
+    while target > 0 and _alive(target):  # the launcher was killed before the target ended
+        time.sleep(_TICK_S)
+    report = options.get("o") or options.get("output") or "report1"
+    report = report.replace("%p", str(target)).removesuffix(".nsys-rep") + ".nsys-rep"
+    _export_report(Path(report), mode)
+    os.close(agent_write)
+    return status if status >= 0 else 128 - status
+
+
+def _launch(command: list[str]) -> int:
+    """Runs in the profiler's process group: start the target, say its pid, wait for it."""
+    _name("nsys-launcher")
+    shared = os.environ.get("NSYS_STAND_IN_GROUP", "separate") == "shared"
+    said = os.dup(1)
+    os.dup2(2, 1)  # the target's output goes where errors go: our stdout is the pipe to the profiler
+    try:
+        target = subprocess.Popen(command, start_new_session=not shared)
+    except OSError as error:
+        return _refuse(f"{command[0]}: {error.strerror}", status=127)
+    os.write(said, f"{target.pid}\n".encode())
+    os.close(said)
+    status = target.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _agent() -> int:
+    """Detach into a session of its own and stay until the profiler's end of the pipe is closed."""
+    if os.fork():
+        return 0
+    os.setsid()
+    _name("nsys")
+    sys.stdin.buffer.read()
+    return 0
+
+
+def _export_report(report: Path, mode: str) -> None:
+    """Write what ``mode`` leaves behind, over NSYS_STAND_IN_EXPORT_S seconds."""
+    signal.alarm(int(os.environ.get("NSYS_STAND_IN_LIFE_S", "900")))
+    seconds = float(os.environ.get("NSYS_STAND_IN_EXPORT_S", "3"))
+    size = int(os.environ.get("NSYS_STAND_IN_REPORT_BYTES", "1000000"))
+    payload = max(0, size - len(_HEAD) - len(_TAIL % 0))
+    stream = Path(tempfile.gettempdir()) / f"nsys-report-{os.getpid():x}.qdstrm"
+    try:
+        if mode == "missing":
+            _grow(stream, size, seconds)
+            return
+        if mode == "partial":
+            _grow(stream, size, seconds)
+            shutil.move(stream, report.with_suffix(".qdstrm"))
+            return
+        report.touch()
+        _grow(stream, size, seconds / 2)
+        if mode == "empty":
+            time.sleep(seconds / 2)
+            return
+        with report.open("wb") as file:
+            file.write(_HEAD)
+        if mode == "hang":
+            _grow(report, payload // 2, seconds / 2)
+            while True:
+                signal.pause()
+        while mode == "busy":
+            pass
+        while mode == "for-ever":
+            _grow(report, 1000, _TICK_S)
+        _grow(report, payload, seconds / 2)
+        if mode == "corrupt":
+            return
+        with report.open("ab") as file:
+            file.write(_TAIL % payload)
+    finally:
+        stream.unlink(missing_ok=True)
+
+
+def _grow(path: Path, size: int, seconds: float) -> None:
+    """Append ``size`` bytes to ``path``, spread evenly over ``seconds``."""
+    started = time.monotonic()
+    written = 0
+    with path.open("ab", buffering=0) as file:
+        while True:
+            elapsed = time.monotonic() - started
+            due = size if elapsed >= seconds else int(size * elapsed / seconds)
+            if due > written:
+                written += file.write(bytes(min(due - written, 1 << 20)))
+            if written >= size and elapsed >= seconds:
+                return
+            if written >= due:
+                time.sleep(_TICK_S)
+
+
+def _export(args: list[str]) -> int:
+    options, files = _options(args)
+    out = options.get("o") or options.get("output")
+    if len(files) != 1 or not out:
+        return _refuse("export needs --output and one report")
+    try:
+        data = Path(files[0]).read_bytes()
+    except OSError as error:
+        return _refuse(f"{files[0]}: {error.strerror}")
+    payload = data.rfind(b"\nend of stand-in report") - len(_HEAD)
+    if not data.startswith(_HEAD) or payload < 0 or not data.endswith(_TAIL % payload):
+        return _refuse(f"{files[0]} is not a whole report")
+    Path(out).unlink(missing_ok=True)
+    database = sqlite3.connect(out)
+    with database:
+        database.execute("CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT)")
+        database.execute("INSERT INTO META_DATA_EXPORT VALUES ('STAND_IN', ?)", (VERSION,))
+    database.close()
+    return 0
+
+
+def main(args: list[str]) -> int:
+    word, rest = (args[0], args[1:]) if args else ("", [])
+    if word == "--version":
+        sys.stdout.write(f"{VERSION}\n")
+        return 0
+    if word == "profile":
+        return _profile(rest)
+    if word == "export":
+        return _export(rest)
+    if word == "--launcher":
+        return _launch(rest)
+    if word == "--start-agent":
+        return _agent()
+    return _refuse("knows profile, export and --version")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
