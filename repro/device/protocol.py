@@ -87,6 +87,10 @@ class Device(Protocol):
     def matmul(self, source: DeviceArray, stream: Stream) -> DeviceArray:
         """One matmul kernel on ``stream``; asynchronous. The shape is kept."""
 
+    def charge_host_copy(self, nominal_bytes: int) -> AbstractContextManager[None]:
+        """Around a host copy of a scaled payload: on the emulated device it lasts as long as one host thread takes for
+        ``nominal_bytes``; on CUDA, where everything travels, it does nothing."""
+
     def annotate(self, name: str) -> AbstractContextManager[None]:
         """An NVTX range around host code."""
 

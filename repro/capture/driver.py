@@ -1,0 +1,141 @@
+"""The driver process of a run's Ray cluster: ``python -m repro.capture.driver ANSWER_FD``.
+
+A process of its own, so that the kit can end it whatever Ray is doing, so that Ray's output has a file to go to, and
+so that RAY_ADDRESS or an earlier ``ray.init`` of the caller have no part in it. See ``repro.capture.messages``.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import IO
+
+from repro.capture.messages import (
+    Answer,
+    Batches,
+    Calibrate,
+    Calibrated,
+    Failed,
+    Measure,
+    Measured,
+    Ran,
+    Request,
+    Run,
+    Start,
+    Started,
+    parse_request,
+)
+from repro.errors import NotReproducedError
+from repro.workload import graph
+from repro.workload.prep import calibrate
+
+
+class Driver:
+    """Answers requests one at a time. ``answers`` takes one JSON object a line."""
+
+    def __init__(self, answers: IO[str]) -> None:
+        self._answers = answers
+
+    def handle(self, request: Request) -> None:
+        """Answer ``request``; whatever it raises is answered as ``Failed``."""
+        try:
+            if isinstance(request, Start):
+                self._send(self._start(request))
+            elif isinstance(request, Measure):
+                self._send(self._measure())
+            elif isinstance(request, Calibrate):
+                self._send(Calibrated(prep=calibrate(request.rows, request.cols, request.prep_ms)))
+            else:
+                self._send(self._run(request))
+        except Exception as error:
+            summary = str(error).strip().splitlines() or [""]
+            self._send(Failed(message=f"{type(error).__name__}: {summary[0]}", detail=traceback.format_exc()))
+
+    def _send(self, answer: Answer) -> None:
+        self._answers.write(answer.model_dump_json() + "\n")
+        self._answers.flush()
+
+    def _start(self, request: Start) -> Started:
+        import ray
+
+        if request.address:
+            ray.init(address=request.address, log_to_driver=False, configure_logging=False)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=request.cpus,
+                object_store_memory=request.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=request.temp_dir,
+                _node_ip_address="127.0.0.1",
+            )
+        graph.configure_ray_data()
+        return Started(node=str(ray.get_runtime_context().get_node_id()))
+
+    def _measure(self) -> Measured:
+        store_ms_per_mib, task_ms = graph.measure_store()
+        return Measured(store_ms_per_mib=store_ms_per_mib, task_ms=task_ms)
+
+    def _run(self, request: Run) -> Ran:
+        plan = request.plan
+        started_ns = time.monotonic_ns()
+        results = graph.run(plan, lambda received: self._send(Batches(received=received)))
+        wrong = None
+        expected = got = 0
+        try:
+            expected, got = graph.verify(plan, results.sums)
+        except NotReproducedError as error:
+            wrong = error.message
+        timing = graph.timing(plan, results.calls)
+        return Ran(
+            expected=f"{expected:#018x}",
+            got=f"{got:#018x}",
+            wrong=wrong,
+            opened_ns=timing.opened_ns,
+            closed_ns=timing.closed_ns,
+            wall_s=timing.wall_s,
+            # Both clocks are the monotonic clock of one machine.
+            warmup_s=(timing.opened_ns - started_ns) / 1e9,
+            wait_ms=timing.wait_ms,
+            call_ms=timing.call_ms,
+            prep_ms=timing.prep_ms,
+            producer_bound=timing.producer_bound,
+        )
+
+
+def _read_requests(requests: queue.Queue[Request | None]) -> None:
+    """Put every request into the queue; at end of file stop the process, in mid-run too."""
+    for line in sys.stdin:
+        requests.put(parse_request(line))
+    requests.put(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, _stop)
+    requests: queue.Queue[Request | None] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    try:
+        with open(int(sys.argv[1]), "w", encoding="utf-8") as answers:
+            driver = Driver(answers)
+            while (request := requests.get()) is not None:
+                driver.handle(request)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        import ray
+
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What the kit and the driver process of its Ray cluster say to each other: one JSON object a line.
+
+The kit sends requests on the driver's stdin; the driver answers on a pipe of its own, so that nothing a library prints
+can be taken for an answer. End of file on stdin means that the kit is gone: the driver shuts its cluster down.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from repro.workload.plan import WorkloadPlan
+from repro.workload.prep import PrepPlan
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Start(_Message):
+    """Start Ray, or join the cluster at ``address``."""
+
+    kind: Literal["start"] = "start"
+    cpus: int
+    temp_dir: str
+    object_store_bytes: int
+    address: str | None = None
+
+
+class Measure(_Message):
+    """Measure what a MiB through the object store costs, and warm the task workers up."""
+
+    kind: Literal["measure"] = "measure"
+
+
+class Calibrate(_Message):
+    """Find the passes of prep that take ``prep_ms`` of CPU time on a batch of this shape."""
+
+    kind: Literal["calibrate"] = "calibrate"
+    rows: int
+    cols: int
+    prep_ms: float
+
+
+class Run(_Message):
+    """Run one capture's pipeline."""
+
+    kind: Literal["run"] = "run"
+    plan: WorkloadPlan
+
+
+class Started(_Message):
+    kind: Literal["started"] = "started"
+    node: str
+
+
+class Measured(_Message):
+    kind: Literal["measured"] = "measured"
+    store_ms_per_mib: float
+    task_ms: float
+
+
+class Calibrated(_Message):
+    kind: Literal["calibrated"] = "calibrated"
+    prep: PrepPlan
+
+
+class Batches(_Message):
+    """Progress of a run: it lives."""
+
+    kind: Literal["batches"] = "batches"
+    received: int
+
+
+class Ran(_Message):
+    """A run is over. Results are checked in the driver; ``wrong`` holds what was wrong with them.
+    ``opened_ns`` and ``closed_ns`` are the window on the machine's monotonic clock."""
+
+    kind: Literal["ran"] = "ran"
+    expected: str
+    got: str
+    wrong: str | None
+    opened_ns: int
+    closed_ns: int
+    wall_s: float
+    warmup_s: float
+    wait_ms: float
+    call_ms: float
+    prep_ms: float
+    producer_bound: bool
+
+
+class Failed(_Message):
+    """The request failed: ``message`` is one line, ``detail`` the traceback."""
+
+    kind: Literal["failed"] = "failed"
+    message: str
+    detail: str
+
+
+Request = Start | Measure | Calibrate | Run
+Answer = Started | Measured | Calibrated | Batches | Ran | Failed
+
+_requests: TypeAdapter[Any] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+_answers: TypeAdapter[Any] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])
+
+
+def parse_request(line: str | bytes) -> Request:
+    request: Request = _requests.validate_json(line)
+    return request
+
+
+def parse_answer(line: str | bytes) -> Answer:
+    answer: Answer = _answers.validate_json(line)
+    return answer

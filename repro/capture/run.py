@@ -1,0 +1,228 @@
+"""Capture a run: spec in, profiles and ``run.json`` out.
+
+One Ray cluster serves all captures of the run. Repeats are interleaved (every profile once, then every profile again),
+so that a slow minute of the machine meets all of them. ``run.json`` is written after every capture; a run that stopped
+half way continues with what is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+
+import repro
+from repro.capture import machine
+from repro.capture.payload import Costs, choose_payload
+from repro.capture.session import Session
+from repro.device.emulated_log import read_log
+from repro.device.model import DeviceModel, load_model, model_path
+from repro.errors import KitError, MachineError, NotReproducedError, UsageError
+from repro.nsysdb.writer import write_profile
+from repro.procs import terminate_as_interrupt
+from repro.progress import Progress
+from repro.results import CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
+from repro.spec import PROFILES, ProfileSpec, RunSpec
+from repro.workload.gpu_stage import STAGES
+from repro.workload.plan import DevicePlan, WorkloadPlan
+from repro.workload.prep import PrepPlan
+
+WARMUP_BLOCKS = 8
+"""Batches through the whole pipeline before the window opens: workers start, import and touch their memory there."""
+
+PRODUCER_BOUND_INTERVAL_MS = 104.0
+"""Time between two batches of the final pair's source: final_split's published window is 32 x 39 ms / 0.376, so one
+batch came every 103.7 ms. The source waits, it does not compute: that leaves the cores to the GPU stage."""
+
+
+def capture_run(spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress) -> RunRecord:
+    """Capture what ``run`` lacks of ``spec``; returns its record, which is on disk as well.
+
+    ``fresh`` drops what is there first. ``UsageError`` if the folder holds a run of another spec, device or Ray;
+    ``NotReproducedError`` if a pipeline's results are wrong (the record says which, no profile is kept);
+    ``MachineError`` and ``WaitTimeoutError`` if Ray does not start or stalls. Logs of a failure are in ``run.logs``.
+    """
+    if spec.device != "emulated":
+        raise MachineError("This version of the kit captures on the emulated device only.", remedy="--device=emulated")
+    model = load_model(spec.device_model)
+    if fresh:
+        _clear(run)
+    record = _open_record(spec, run, model)
+    _forget_missing(record, run)
+    missing = _missing(spec, record)
+    run.write(record)
+    if missing:
+        cpus = max(2, int(record.machine["cores"]))
+        with terminate_as_interrupt(), Session(cpus=cpus) as session:
+            try:
+                _Capturing(spec, run, record, model, session, progress).capture(missing)
+            except Exception:
+                session.keep_logs(run.logs)
+                raise
+    return record
+
+
+class _Capturing:
+    """The captures of one cluster."""
+
+    def __init__(
+        self, spec: RunSpec, run: RunDir, record: RunRecord, model: DeviceModel, session: Session, progress: Progress
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._record = record
+        self._model = model
+        self._session = session
+        self._progress = progress
+
+    def capture(self, missing: list[tuple[ProfileSpec, int]]) -> None:
+        with self._progress.waiting("Starting Ray"):
+            node = self._session.start().node
+        with self._progress.waiting("Warming up workers, measuring the object store"):
+            measured = self._session.measure()
+        if self._record.payload is None:
+            costs = Costs(int(self._record.machine["cores"]), measured.store_ms_per_mib, measured.task_ms)
+            self._record.payload = choose_payload(self._spec, self._model, costs)
+            self._run.write(self._record)
+        with self._progress.waiting("Calibrating prep"):
+            prep = self._session.calibrate(self._record.payload.travelled_rows, self._spec.cols, self._spec.prep_ms)
+        for done, (profile, repeat) in enumerate(missing, 1):
+            name = self._run.stem(profile.name, repeat)
+            with self._progress.waiting(f"[{done}/{len(missing)}] {name}: {profile.stage}"):
+                self._replace(self._capture_one(profile, repeat, prep, node))
+
+    def _capture_one(self, profile: ProfileSpec, repeat: int, prep: PrepPlan, node: str) -> CaptureRecord:
+        if reason := _skip_reason(profile):
+            return CaptureRecord(profile=profile.name, repeat=repeat, skipped=reason)
+        assert self._record.payload
+        log = self._session.folder / f"{self._run.stem(profile.name, repeat)}.jsonl"
+        plan = workload_plan(self._spec, profile, prep, log)
+        capture = CaptureRecord(
+            profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node, prep_ms=prep.cpu_ms
+        )
+        try:
+            ran = self._session.run(plan)
+        except KitError as error:
+            self._replace(capture.model_copy(update={"error": error.message}))
+            raise
+        capture.checksum = ChecksumRecord(expected=ran.expected, got=ran.got, ok=ran.wrong is None)
+        if ran.wrong:
+            self._replace(capture.model_copy(update={"error": ran.wrong}))
+            raise NotReproducedError(f"{profile.name}: {ran.wrong}")
+        device_log = read_log([log], window_ns=(ran.opened_ns, ran.closed_ns + 1))
+        path = self._run.profile_path(profile.name, repeat)
+        write_profile(path, device_log)
+        return capture.model_copy(
+            update={
+                "file": str(path.relative_to(self._run.root)),
+                "sha256": sha256_of(path),
+                "wall_s": ran.wall_s,
+                "warmup_s": ran.warmup_s,
+                "batches": self._spec.blocks,
+                "batch_wait_ms": ran.wait_ms,
+                "producer_bound": ran.producer_bound,
+                "extra": {
+                    "warmup_batches": plan.warmup_blocks,
+                    "prep_passes": prep.passes,
+                    "prep_cpu_ms_in_window": ran.prep_ms,
+                    "stage_call_ms": ran.call_ms,
+                    "source_interval_ms": plan.interval_ms,
+                },
+            }
+        )
+
+    def _replace(self, capture: CaptureRecord) -> None:
+        _drop(self._record, capture.profile, capture.repeat)
+        self._record.captures.append(capture)
+        order = list(self._spec.profiles)
+        self._record.captures.sort(key=lambda one: (one.repeat, order.index(one.profile)))
+        self._run.write(self._record)
+
+
+def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path) -> WorkloadPlan:
+    """The pipeline of one profile, with its device log at ``log``."""
+    model = spec.device_model
+    return WorkloadPlan(
+        mode=profile.mode,
+        regime=profile.regime,
+        blocks=spec.blocks,
+        warmup_blocks=WARMUP_BLOCKS,
+        matmuls=spec.matmuls,
+        nominal_bytes=spec.batch_bytes,
+        prep=prep,
+        interval_ms=PRODUCER_BOUND_INTERVAL_MS if profile.regime == "producer-bound" else 0.0,
+        device=DevicePlan(kind=spec.device, model=str(model_path(model).resolve()), log=str(log)),
+    )
+
+
+def _skip_reason(profile: ProfileSpec) -> str | None:
+    if profile.mode in STAGES:
+        return None
+    return f"needs the {profile.needs_patch} patch of Ray (see patches/)"
+
+
+def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel) -> RunRecord:
+    """The record in ``run`` if it is one of this spec, a new one if there is none."""
+    file = model_path(spec.device_model)
+    device = DeviceRecord(
+        kind=spec.device, name=f"Emulated {model.name}", model_file=file.name, model_sha256=sha256_of(file)
+    )
+    if not run.run_json.exists():
+        return RunRecord(
+            schema="repro.run/1",
+            run=run.root.name,
+            created_utc=_utc_now(),
+            kit_version=repro.__version__,
+            revision=machine.revision(),
+            versions=machine.versions(),
+            machine=machine.machine_facts(),
+            spec=spec,
+            device=device,
+        )
+    record = run.read()
+    differing = [name for name in RunSpec.model_fields if getattr(record.spec, name) != getattr(spec, name)]
+    if record.device != device:
+        differing.append("device")
+    if record.versions.get("ray") != machine.versions().get("ray"):
+        differing.append("version of Ray")
+    if differing:
+        raise UsageError(
+            f"{run.root} holds a run with another {', another '.join(differing)}.",
+            remedy="Name another folder with --out, or drop what is there with --fresh.",
+        )
+    return record
+
+
+def _forget_missing(record: RunRecord, run: RunDir) -> None:
+    """Drop captures whose file is gone or is not the one recorded, those that failed, and those that were skipped."""
+    for capture in list(record.captures):
+        file = run.root / capture.file if capture.file else None
+        if file is None or not file.is_file() or sha256_of(file) != capture.sha256:
+            _drop(record, capture.profile, capture.repeat)
+
+
+def _missing(spec: RunSpec, record: RunRecord) -> list[tuple[ProfileSpec, int]]:
+    have = {(capture.profile, capture.repeat) for capture in record.captures}
+    return [
+        (PROFILES[name], repeat)
+        for repeat in range(1, spec.repeats + 1)
+        for name in spec.profiles
+        if (name, repeat) not in have
+    ]
+
+
+def _drop(record: RunRecord, profile: str, repeat: int) -> None:
+    record.captures = [one for one in record.captures if (one.profile, one.repeat) != (profile, repeat)]
+
+
+def _clear(run: RunDir) -> None:
+    """Remove what captures and their analyses left in ``run``, and nothing else."""
+    for folder in (run.profiles, run.analysis, run.figures, run.logs):
+        if folder.exists():
+            shutil.rmtree(folder)
+    for file in (run.run_json, run.report):
+        file.unlink(missing_ok=True)
+
+
+def _utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,206 @@
+"""The Ray Data graph of one capture, its run, and what its results say.
+
+Needs a Ray that is already connected. ``run`` executes the graph once; results are checked batch by batch as they
+arrive and dropped, so a run holds a few batches in memory at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from repro.device.emulated import checksum, expected_checksum
+from repro.errors import NotReproducedError
+from repro.workload.gpu_stage import STAGES, Batch, labelled
+from repro.workload.plan import IN_FLIGHT, OVERLAP_THREADS, WorkloadPlan
+from repro.workload.prep import expected, prepare
+
+ACTOR_START_S = 60
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the GPU stage: its order, its batch, and when it ran on the stage's monotonic clock."""
+
+    call: int
+    batch: int
+    start_ns: int
+    end_ns: int
+    prep_ns: int
+
+
+@dataclass
+class Results:
+    """What came out of the pipeline. Sums are modulo 2**64 over batches, warm-up ones included."""
+
+    calls: list[Call] = field(default_factory=list)
+    sums: dict[int, list[int]] = field(default_factory=dict)
+    """Batch number -> checksum of every time it came out."""
+
+
+def run(plan: WorkloadPlan, on_batch: Callable[[int], None]) -> Results:
+    """Run the pipeline of ``plan`` once; ``on_batch`` gets the number of batches received so far."""
+    results = Results()
+    for batch in _stream(plan):
+        number = int(batch["id"][0])
+        results.sums.setdefault(number, []).append(checksum(batch["data"]))
+        labels = {name: int(batch[name][0]) for name in ("call", "start_ns", "end_ns", "prep_ns")}
+        results.calls.append(Call(batch=number, **labels))
+        on_batch(len(results.calls))
+    return results
+
+
+def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> tuple[int, int]:
+    """Check that every batch came out once and right; returns the sums (expected, got) over all batches.
+
+    ``NotReproducedError`` names the first batches that are missing, doubled or wrong.
+    """
+    total = plan.warmup_blocks + plan.blocks
+    wanted = {number: expected_checksum(expected(number, plan.prep), plan.matmuls) for number in range(total)}
+    faults = [
+        f"batch {number} came out {len(sums.get(number, ()))} times"
+        for number in wanted
+        if len(sums.get(number, ())) != 1
+    ]
+    faults += [
+        f"batch {number} has checksum {got:#x} instead of {wanted[number]:#x}"
+        for number, values in sums.items()
+        if number in wanted
+        for got in values
+        if got != wanted[number]
+    ]
+    faults += [f"batch {number} was never put in" for number in sums if number not in wanted]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise NotReproducedError(f"{plan.mode}: wrong results: {'; '.join(faults[:3])}{more}.")
+    return sum(wanted.values()) % 2**64, sum(value for values in sums.values() for value in values) % 2**64
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How the GPU stage spent the window, from its calls.
+
+    ``opened_ns``: start of the first call; ``closed_ns``: end of the last; ``wall_s``: between them. ``wait_ms``: mean
+    time a batch with no call running, ``call_ms``: with one running. ``producer_bound``: the stage waited for more than
+    a quarter of the time that it worked.
+    """
+
+    opened_ns: int
+    closed_ns: int
+    wall_s: float
+    wait_ms: float
+    call_ms: float
+    prep_ms: float
+    producer_bound: bool
+
+
+def timing(plan: WorkloadPlan, calls: Iterable[Call]) -> Timing:
+    """Timing of the calls inside the window (call number ``warmup_blocks`` and later)."""
+    inside = sorted((call for call in calls if call.call >= plan.warmup_blocks), key=lambda call: call.start_ns)
+    busy_ns = 0
+    reached_ns = inside[0].start_ns
+    for call in inside:
+        busy_ns += max(0, call.end_ns - max(call.start_ns, reached_ns))
+        reached_ns = max(reached_ns, call.end_ns)
+    wall_ns = reached_ns - inside[0].start_ns
+    wait_ns = wall_ns - busy_ns
+    return Timing(
+        opened_ns=inside[0].start_ns,
+        closed_ns=reached_ns,
+        wall_s=wall_ns / 1e9,
+        wait_ms=wait_ns / len(inside) / 1e6,
+        call_ms=busy_ns / len(inside) / 1e6,
+        prep_ms=sum(call.prep_ns for call in inside) / len(inside) / 1e6,
+        producer_bound=wait_ns > busy_ns / 4,
+    )
+
+
+def _stream(plan: WorkloadPlan) -> Iterator[Batch]:
+    import ray.data
+
+    blocks = plan.warmup_blocks + plan.blocks
+    batches = ray.data.range(blocks, override_num_blocks=blocks)
+    if plan.mode != "inline":
+        batches = batches.map_batches(_prepare, batch_format="numpy", fn_kwargs={"plan": plan})
+    batches = batches.map_batches(
+        STAGES[plan.mode],
+        batch_format="numpy",
+        batch_size=None,
+        fn_constructor_kwargs={"plan": plan},
+        num_cpus=1,
+        **_stage_options(plan),
+    )
+    return iter(batches.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1))
+
+
+def _stage_options(plan: WorkloadPlan) -> dict[str, Any]:
+    """Compute strategy of the GPU stage; the in-flight depth is that of every mode, so that no mode is better fed."""
+    from ray.data import ActorPoolStrategy
+
+    if plan.mode == "overlap":
+        compute = ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, enable_true_multi_threading=True)
+        return {"compute": compute, "max_concurrency": OVERLAP_THREADS}
+    return {"compute": ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT)}
+
+
+def _prepare(batch: Any, plan: WorkloadPlan) -> Any:
+    """Prep as an operator of its own: one row in, one whole batch out."""
+    started_ns, started_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+    number = int(batch["id"][0])
+    data = prepare(number, plan.prep)
+    prep_ns = time.thread_time_ns() - started_cpu_ns
+    if plan.interval_ms:
+        time.sleep(max(0.0, plan.interval_ms / 1e3 - (time.monotonic_ns() - started_ns) / 1e9))
+    return labelled(data, id=number, prep_ns=prep_ns)
+
+
+def measure_store() -> tuple[float, float]:
+    """What a MiB costs through the object store (ms of CPU time), and what an empty task of the graph takes (ms).
+
+    Starts and warms the task workers as a side effect. Both are medians.
+    """
+    import ray
+    import ray.data
+
+    def pass_through(blocks: int) -> float:
+        started = time.monotonic()
+        for _ in ray.data.range(blocks, override_num_blocks=blocks).map_batches(_same).iter_batches(batch_size=None):
+            pass
+        return (time.monotonic() - started) * 1e3
+
+    pass_through(8)  # workers start and import
+    task_ms = float(np.median([(pass_through(24) - pass_through(8)) / 16 for _ in range(3)]))
+    mib = 16
+    data = np.ones(mib << 18, np.float32)
+    samples = []
+    for _ in range(5):
+        started = time.process_time()
+        reference = ray.put(data)
+        checksum(ray.get(reference))
+        samples.append((time.process_time() - started) * 1e3 / mib)
+        del reference
+    return float(np.median(samples)), max(0.0, task_ms)
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def configure_ray_data() -> None:
+    """Ray Data's settings for a capture: quiet, actors first, no polling of task memory during the window."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.enable_operator_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.verbose_progress = False
+    # The stage's actor is up before the first prep task starts, so its start costs no window.
+    context.wait_for_min_actors_s = ACTOR_START_S
+    context.memory_usage_poll_interval_s = None
+    context.issue_detectors_config.detectors = []
+    context.raise_original_map_exception = True

@@ -1,0 +1,45 @@
+"""Plain data that describes one capture's workload; it travels to the capture's driver as JSON and to Ray's actors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from repro.spec import Mode, Regime
+from repro.workload.prep import PrepPlan
+
+IN_FLIGHT = 8
+"""Tasks submitted to the GPU actor ahead of time, the same in every mode. Ray Data refills about every 100 ms, so
+a 40 ms stage needs more than three to stay fed."""
+
+OVERLAP_THREADS = 2
+"""Task threads of the overlap mode, each with a stream of its own."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Which device the GPU stage opens. ``model`` is a model name or file, ``log`` where the emulated one writes."""
+
+    kind: Literal["emulated", "cuda"]
+    model: str
+    log: str
+
+
+@dataclass(frozen=True)
+class WorkloadPlan:
+    """One capture's pipeline.
+
+    ``blocks`` batches inside the window follow ``warmup_blocks`` before it. ``nominal_bytes`` is what copies of a batch
+    are accounted at, ``prep`` gives the shape that really travels. ``interval_ms`` is the time between two batches of
+    a source that paces itself (0: as fast as it can).
+    """
+
+    mode: Mode
+    regime: Regime
+    blocks: int
+    warmup_blocks: int
+    matmuls: int
+    nominal_bytes: int
+    prep: PrepPlan
+    interval_ms: float
+    device: DevicePlan
