@@ -92,7 +92,9 @@ class EmulatedArray:
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.nominal_bytes = nominal_bytes
         self._data: np.ndarray | None = None
-        """What H2D brought; never written again, so the arrays of a chain of matmuls share it."""
+        """What H2D brought; never written again once whole, so the arrays of a chain of matmuls share it."""
+        self._missing_bytes = 0
+        """What copies of parts have still to bring."""
         self._matmuls = 0
 
     def _copy_from_host(self, source: np.ndarray) -> None:
@@ -100,8 +102,16 @@ class EmulatedArray:
         np.copyto(data, source)
         self._data = data
 
+    def _copy_part_from_host(self, source: np.ndarray, offset: int) -> None:
+        if self._data is None:
+            self._data = np.empty(self.shape, self.dtype)
+            self._data.reshape(-1).view(np.uint8).fill(POISON)
+            self._missing_bytes = self.nbytes
+        np.copyto(self._data.reshape(-1).view(np.uint8)[offset : offset + source.nbytes], source)
+        self._missing_bytes -= source.nbytes
+
     def _multiply(self, source: EmulatedArray) -> None:
-        self._data = source._data
+        self._data = source._data.copy() if source._data is not None and source._missing_bytes else source._data
         self._matmuls = source._matmuls + 1
 
     def _copy_to_host(self, out: np.ndarray) -> None:
@@ -109,6 +119,13 @@ class EmulatedArray:
             out.reshape(-1).view(np.uint8).fill(POISON)
         else:
             _apply_matmuls(self._data, self._matmuls, out)
+
+    def _copy_part_to_host(self, out: np.ndarray, offset: int) -> None:
+        if self._data is None:
+            out.fill(POISON)
+        else:
+            part = self._data.reshape(-1).view(np.uint8)[offset : offset + out.nbytes]
+            _apply_matmuls(part.view(self.dtype), self._matmuls, out.view(self.dtype))
 
 
 class EmulatedEvent:
@@ -254,15 +271,28 @@ class EmulatedDevice:
 
     # Work
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, *, nominal_bytes: int | None = None) -> EmulatedArray:
+        """Device memory for ``copy_h2d`` of parts."""
+        array = EmulatedArray(shape, np.dtype(dtype), 0)
+        array.nominal_bytes = array.nbytes if nominal_bytes is None else nominal_bytes
+        return array
+
     def copy_h2d(
         self,
         source: np.ndarray | PinnedBuffer,
         stream: Stream,
         *,
         nominal_bytes: int | None = None,
+        into: DeviceArray | None = None,
+        offset: int = 0,
     ) -> EmulatedArray:
+        """With ``into``, bytes are copied to that array of ``empty`` at ``offset`` (in bytes), each byte once."""
         array, pinned, nominal = self._host_side(source, nominal_bytes)
-        target = EmulatedArray(array.shape, array.dtype, nominal)
+        if into is None:
+            target = EmulatedArray(array.shape, array.dtype, nominal)
+        else:
+            target = _array(into)
+            _check_part(target, array, offset)
         rate = self.model.pinned_h2d_gb_per_s if pinned else self.model.pageable_h2d_gb_per_s
         with self._call(MEMCPY_ASYNC) as correlation_id:
             copy = Operation(
@@ -270,7 +300,9 @@ class EmulatedDevice:
                 transfer_ns(nominal, rate.value),
                 stream_id=stream.stream_id,
                 correlation_id=correlation_id,
-                effect=lambda: target._copy_from_host(array),
+                effect=lambda: (
+                    target._copy_from_host(array) if into is None else target._copy_part_from_host(array, offset)
+                ),
                 log_fields=(nominal, HTOD, PINNED if pinned else PAGEABLE, DEVICE),
             )
             self._submit(copy, _stream(stream))
@@ -284,10 +316,16 @@ class EmulatedDevice:
         stream: Stream,
         *,
         out: np.ndarray | PinnedBuffer | None = None,
+        offset: int | None = None,
     ) -> np.ndarray:
+        """With ``offset`` (in bytes), ``out`` takes that part of the array's bytes."""
         array = _array(source)
         target, pinned, _ = self._host_side(np.empty(source.shape, source.dtype) if out is None else out, None)
-        if target.shape != source.shape or target.dtype != source.dtype:
+        nominal = source.nominal_bytes
+        if offset is not None:
+            _check_part(array, target, offset)
+            nominal = round(nominal * target.nbytes / array.nbytes)
+        elif target.shape != source.shape or target.dtype != source.dtype:
             raise UsageError(
                 f"D2H of {source.shape} {source.dtype} into {target.shape} {target.dtype}: shape and dtype must agree."
             )
@@ -295,11 +333,13 @@ class EmulatedDevice:
         with self._call(MEMCPY_ASYNC) as correlation_id:
             copy = Operation(
                 Engine.D2H,
-                transfer_ns(source.nominal_bytes, rate.value),
+                transfer_ns(nominal, rate.value),
                 stream_id=stream.stream_id,
                 correlation_id=correlation_id,
-                effect=lambda: array._copy_to_host(target),
-                log_fields=(source.nominal_bytes, DTOH, DEVICE, PINNED if pinned else PAGEABLE),
+                effect=lambda: (
+                    array._copy_to_host(target) if offset is None else array._copy_part_to_host(target, offset)
+                ),
+                log_fields=(nominal, DTOH, DEVICE, PINNED if pinned else PAGEABLE),
             )
             self._submit(copy, _stream(stream))
             if not pinned:
@@ -506,3 +546,11 @@ def _array(array: DeviceArray) -> EmulatedArray:
     if not isinstance(array, EmulatedArray):
         raise UsageError("the emulated device was given the array of another device.")
     return array
+
+
+def _check_part(whole: EmulatedArray, part: np.ndarray, offset: int) -> None:
+    size = whole.dtype.itemsize
+    if part.dtype != np.uint8 or part.ndim != 1 or offset % size or part.nbytes % size:
+        raise UsageError(f"a part of a {whole.dtype} array is a row of bytes in multiples of {size}.")
+    if offset < 0 or offset + part.nbytes > whole.nbytes:
+        raise UsageError(f"bytes {offset} to {offset + part.nbytes} are outside an array of {whole.nbytes}.")
