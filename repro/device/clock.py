@@ -14,6 +14,9 @@ from typing import Protocol
 
 _TOO_SHORT_TO_SLEEP_NS = 50_000
 """A sleep on Linux ends about this much late (the default timer slack), so shorter waits spin."""
+_LATENESS_NS = 200_000
+"""Sleeps of several milliseconds end later still (100 to 200 us on a virtual machine), so they are cut short by this
+and the rest is slept separately."""
 
 
 class ClockCondition(Protocol):
@@ -54,10 +57,14 @@ class RealClock:
     def sleep_until(self, deadline_ns: int) -> None:
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
             if left_ns > _TOO_SHORT_TO_SLEEP_NS:
-                time.sleep(left_ns / 1e9)
+                time.sleep(_nap_s(left_ns))
 
     def condition(self) -> ClockCondition:
         return _RealCondition()
+
+
+def _nap_s(left_ns: int) -> float:
+    return (left_ns - _LATENESS_NS if left_ns > 2 * _LATENESS_NS else left_ns) / 1e9
 
 
 class _RealCondition:
@@ -75,7 +82,7 @@ class _RealCondition:
     def wait_until(self, deadline_ns: int) -> None:
         left_ns = deadline_ns - time.monotonic_ns()
         if left_ns > 0:
-            self._condition.wait(left_ns / 1e9)
+            self._condition.wait(_nap_s(left_ns))
 
     def notify_all(self) -> None:
         self._condition.notify_all()

@@ -8,7 +8,8 @@ which the schedule says that the work ends. CUDA rules claimed, each with a unit
 - one engine runs kernels (those of all streams share it), one copies to the device, one back: the three overlap;
 - a copy from or to pageable memory blocks the caller until it is done, after the earlier work of its stream, at
   the pageable rate; a copy of pinned memory returns at once and runs at the pinned rate;
-- pinning blocks the caller; freeing pinned memory waits for the device.
+- pinning blocks the caller. As in PyTorch, freed pinned memory is kept, and a buffer of the same size takes it without
+  pinning anew once the copies of its former life have ended.
 
 Streams from ``new_stream`` are non-blocking, as PyTorch's are: the default stream neither waits for them nor they for
 it. Not modelled: kernels small enough to share the SMs, contention of copies for host memory, CUDA's default-stream
@@ -28,11 +29,13 @@ travel.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -175,6 +178,15 @@ class EmulatedPinnedBuffer:
         self._device._free_pinned(self)
 
 
+@dataclass(eq=False)
+class _PinnedBlock:
+    memory: np.ndarray
+    """Bytes; buffers and their views have it as their base."""
+    nominal_bytes: int
+    copies: tuple[Operation, ...] = ()
+    """From or into it, still unfinished when the latest was submitted."""
+
+
 class EmulatedDevice:
     """See the module's description. Thread-safe; made anew in each process from its arguments, never sent.
 
@@ -195,7 +207,9 @@ class EmulatedDevice:
         self._timeline = Timeline()
         self._unlogged: list[Operation] = []
         self._calls = 0
-        self._pinned: dict[int, EmulatedPinnedBuffer] = {}
+        self._pinned: dict[int, _PinnedBlock] = {}
+        """By the id of their memory."""
+        self._freed_blocks: list[_PinnedBlock] = []
         self._known_threads: set[int] = set()
         self._default_stream = EmulatedStream(self, _DEFAULT_STREAM_ID, "default")
         self._streams = [self._default_stream]
@@ -235,7 +249,7 @@ class EmulatedDevice:
             with self._changed:
                 now_ns = self._clock.now_ns()
                 earlier = dict.fromkeys((*stream._tail, *_event(event)._operations))
-                stream._tail = tuple(op for op in earlier if not (op.ended(now_ns) and op.moved))
+                stream._tail = tuple(op for op in earlier if not op.finished(now_ns))
                 self._log.add("sync", now_ns, now_ns + 1, stream.stream_id, correlation_id, _SYNC_STREAM_WAIT)
 
     # Memory
@@ -243,31 +257,38 @@ class EmulatedDevice:
     def pin_empty(
         self, shape: tuple[int, ...], dtype: Any, *, nominal_bytes: int | None = None
     ) -> EmulatedPinnedBuffer:
-        array = np.empty(shape, dtype)
-        buffer = EmulatedPinnedBuffer(self, array, array.nbytes if nominal_bytes is None else nominal_bytes)
-        with self._call("cudaHostAlloc_v3020", self.model.pin_ns(buffer.nominal_bytes)):
-            array.reshape(-1).view(np.uint8).fill(0)  # a pinned page is a present page
-            with self._changed:
-                self._pinned[_address(array)] = buffer
-        return buffer
+        kind = np.dtype(dtype)
+        size_bytes = math.prod(shape) * kind.itemsize
+        nominal = size_bytes if nominal_bytes is None else nominal_bytes
+        block = self._reuse_block(size_bytes, nominal)
+        if block is None:
+            with self._call("cudaHostAlloc_v3020", self.model.pin_ns(nominal)):
+                block = _PinnedBlock(np.zeros(size_bytes, np.uint8), nominal)
+        with self._changed:
+            self._pinned[id(block.memory)] = block
+        return EmulatedPinnedBuffer(self, block.memory.view(kind).reshape(shape), nominal)
+
+    def _reuse_block(self, size_bytes: int, nominal_bytes: int) -> _PinnedBlock | None:
+        with self._changed:
+            now_ns = self._clock.now_ns()
+            self._timeline.advance(now_ns)
+            for block in self._freed_blocks:
+                same_size = (block.memory.nbytes, block.nominal_bytes) == (size_bytes, nominal_bytes)
+                if same_size and all(copy.ended(now_ns) for copy in block.copies):
+                    self._freed_blocks.remove(block)
+                    break
+            else:
+                return None
+        _move(block.copies)
+        block.copies = ()
+        return block
 
     def _free_pinned(self, buffer: EmulatedPinnedBuffer) -> None:
-        if self._pinned.get(_address(buffer.array)) is not buffer:
-            raise UsageError("this pinned buffer was freed before, or belongs to another device.")
-        with self._call("cudaFreeHost_v3020"):
-            self._wait(self._everything())
-            with self._changed:
-                del self._pinned[_address(buffer.array)]
-
-    def _pinned_buffer_of(self, array: np.ndarray) -> EmulatedPinnedBuffer | None:
-        """The pinned buffer that ``array`` is a view of."""
-        base: object = array
-        while isinstance(base, np.ndarray):
-            buffer = self._pinned.get(_address(base))
-            if buffer is not None and buffer.array.nbytes >= array.nbytes:
-                return buffer
-            base = base.base
-        return None
+        with self._changed:
+            block = self._pinned.pop(id(_owner(buffer.array)), None)
+            if block is None:
+                raise UsageError("this pinned buffer was freed before, or belongs to another device.")
+            self._freed_blocks.append(block)
 
     # Work
 
@@ -287,13 +308,13 @@ class EmulatedDevice:
         offset: int = 0,
     ) -> EmulatedArray:
         """With ``into``, bytes are copied to that array of ``empty`` at ``offset`` (in bytes), each byte once."""
-        array, pinned, nominal = self._host_side(source, nominal_bytes)
+        array, block, nominal = self._host_side(source, nominal_bytes)
         if into is None:
             target = EmulatedArray(array.shape, array.dtype, nominal)
         else:
             target = _array(into)
             _check_part(target, array, offset)
-        rate = self.model.pinned_h2d_gb_per_s if pinned else self.model.pageable_h2d_gb_per_s
+        rate = self.model.pinned_h2d_gb_per_s if block else self.model.pageable_h2d_gb_per_s
         with self._call(MEMCPY_ASYNC) as correlation_id:
             copy = Operation(
                 Engine.H2D,
@@ -303,10 +324,10 @@ class EmulatedDevice:
                 effect=lambda: (
                     target._copy_from_host(array) if into is None else target._copy_part_from_host(array, offset)
                 ),
-                log_fields=(nominal, HTOD, PINNED if pinned else PAGEABLE, DEVICE),
+                log_fields=(nominal, HTOD, PINNED if block else PAGEABLE, DEVICE),
             )
-            self._submit(copy, _stream(stream))
-            if not pinned:
+            self._submit(copy, _stream(stream), block)
+            if block is None:
                 self._wait((copy,))
         return target
 
@@ -320,7 +341,7 @@ class EmulatedDevice:
     ) -> np.ndarray:
         """With ``offset`` (in bytes), ``out`` takes that part of the array's bytes."""
         array = _array(source)
-        target, pinned, _ = self._host_side(np.empty(source.shape, source.dtype) if out is None else out, None)
+        target, block, _ = self._host_side(np.empty(source.shape, source.dtype) if out is None else out, None)
         nominal = source.nominal_bytes
         if offset is not None:
             _check_part(array, target, offset)
@@ -329,7 +350,7 @@ class EmulatedDevice:
             raise UsageError(
                 f"D2H of {source.shape} {source.dtype} into {target.shape} {target.dtype}: shape and dtype must agree."
             )
-        rate = self.model.pinned_d2h_gb_per_s if pinned else self.model.pageable_d2h_gb_per_s
+        rate = self.model.pinned_d2h_gb_per_s if block else self.model.pageable_d2h_gb_per_s
         with self._call(MEMCPY_ASYNC) as correlation_id:
             copy = Operation(
                 Engine.D2H,
@@ -339,10 +360,10 @@ class EmulatedDevice:
                 effect=lambda: (
                     array._copy_to_host(target) if offset is None else array._copy_part_to_host(target, offset)
                 ),
-                log_fields=(nominal, DTOH, DEVICE, PINNED if pinned else PAGEABLE),
+                log_fields=(nominal, DTOH, DEVICE, PINNED if block else PAGEABLE),
             )
-            self._submit(copy, _stream(stream))
-            if not pinned:
+            self._submit(copy, _stream(stream), block)
+            if block is None:
                 self._wait((copy,))
         return target
 
@@ -398,17 +419,20 @@ class EmulatedDevice:
 
     # How it works
 
-    def _host_side(self, memory: np.ndarray | PinnedBuffer, nominal_bytes: int | None) -> tuple[np.ndarray, bool, int]:
-        """(array, whether it is pinned, nominal bytes); a view of a pinned buffer has its share of those."""
+    def _host_side(
+        self, memory: np.ndarray | PinnedBuffer, nominal_bytes: int | None
+    ) -> tuple[np.ndarray, _PinnedBlock | None, int]:
+        """(array, its pinned block if it has one, nominal bytes); a view of a pinned buffer has its share of those."""
         array = memory if isinstance(memory, np.ndarray) else memory.array
         if array.dtype.itemsize not in (1, 2, 4, 8) or array.dtype.hasobject:
             raise UsageError(f"the emulated device takes numbers of 1, 2, 4 or 8 bytes, not {array.dtype}.")
-        buffer = self._pinned_buffer_of(array)
-        if not isinstance(memory, np.ndarray) and buffer is None:
-            raise UsageError("this pinned buffer has been freed.")
-        if nominal_bytes is None and buffer is not None and buffer.array.nbytes:
-            nominal_bytes = round(buffer.nominal_bytes * array.nbytes / buffer.array.nbytes)
-        return array, buffer is not None, array.nbytes if nominal_bytes is None else nominal_bytes
+        with self._changed:
+            block = self._pinned.get(id(_owner(array)))
+        if block is None and not isinstance(memory, np.ndarray):
+            raise UsageError("this pinned buffer has been freed, or belongs to another device.")
+        if nominal_bytes is None and block is not None and block.memory.nbytes:
+            nominal_bytes = round(block.nominal_bytes * array.nbytes / block.memory.nbytes)
+        return array, block, array.nbytes if nominal_bytes is None else nominal_bytes
 
     @contextmanager
     def _call(self, name: str, cost_ns: int | None = None) -> Iterator[int]:
@@ -423,11 +447,14 @@ class EmulatedDevice:
             self._log.add("call", start_ns, self._clock.now_ns(), self._thread_id(), correlation_id, name)
             self._log.flush()
 
-    def _submit(self, operation: Operation, stream: EmulatedStream) -> None:
+    def _submit(self, operation: Operation, stream: EmulatedStream, block: _PinnedBlock | None = None) -> None:
         with self._changed:
+            now_ns = self._clock.now_ns()
             operation.after = stream._tail
             stream._tail = (operation,)
-            self._timeline.submit(operation, self._clock.now_ns())
+            self._timeline.submit(operation, now_ns)
+            if block is not None:
+                block.copies = (*(copy for copy in block.copies if not copy.finished(now_ns)), operation)
             self._unlogged.append(operation)
             self._changed.notify_all()
 
@@ -500,8 +527,11 @@ def open_emulated(model: str | Path, log_path: str | Path | None) -> EmulatedDev
     return EmulatedDevice(load_model(model), log_path=None if log_path is None else Path(log_path))
 
 
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array that ``array`` is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _move(operations: tuple[Operation, ...]) -> None:

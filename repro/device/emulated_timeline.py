@@ -77,6 +77,10 @@ class Operation:
     def ended(self, now_ns: int) -> bool:
         return self.fixed and self.end_ns <= now_ns
 
+    def finished(self, now_ns: int) -> bool:
+        """Ended, and its bytes have moved."""
+        return self.moved and self.ended(now_ns)
+
 
 class Timeline:
     """Schedules operations. Not thread-safe; times given to it must not decrease."""
@@ -94,8 +98,8 @@ class Timeline:
         self._unfixed.append(operation)
         self._stale = True
 
-    def advance(self, now_ns: int) -> list[Operation]:
-        """Bring the schedule up to date and return the operations that have started since the last call.
+    def advance(self, now_ns: int) -> None:
+        """Bring the schedule up to date.
 
         Afterwards ``start_ns`` and ``end_ns`` of every submitted operation are set: final for those that have
         started by ``now_ns``, for the others what they will be unless more is submitted.
@@ -109,11 +113,6 @@ class Timeline:
             for operation in started:
                 operation.fixed = True
                 self._free_ns[operation.engine] = max(self._free_ns[operation.engine], operation.end_ns)
-        return started
-
-    def unfinished(self) -> list[Operation]:
-        """Operations that had not started at the last ``advance``."""
-        return list(self._unfixed)
 
     def _schedule(self) -> None:
         free_ns = list(self._free_ns)
