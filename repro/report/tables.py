@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from repro.analysis.model import Analysis, NsysAi
-from repro.report.model import ReportModel
+from repro.report.model import ReportModel, ResultRow
 from repro.report.render import ABSENT, fixed
 from repro.spec import PROFILES
 from repro.text import one_line
@@ -38,19 +38,23 @@ def profiles_table() -> Table:
 
 def result_table(model: ReportModel) -> Table:
     """The figures of the card's table, published beside ours; stages and notes are in the report."""
-    table = Table(title=cell(f"Device idle: published and {model.device}"), caption=_absent(model))
+    asked = [f"{name}.sqlite" for name in model.record.spec.profiles]
+    rows = [row for row in model.results if row.file in asked]
+    table = Table(title=cell(f"Device idle: published and {model.device}"), caption=_absent(model, rows))
     table.add_column("profile", no_wrap=True)
     for name in ("idle,\npublished", "idle,\nours", "copy_ms,\npublished", "copy_ms,\nours"):
         table.add_column(name, justify="right")
     table.add_column("H2D, ours")
-    for row in model.results:
+    for row in rows:
         cells = (row.published_idle, row.idle, row.published_copy_ms, row.copy_ms, row.h2d)
         table.add_row(cell(row.file.removesuffix(".sqlite")), *map(cell, cells))
     return table
 
 
-def _absent(model: ReportModel) -> str | None:
-    lines = [f"({number}) {cell(note)}" for number, note in enumerate(model.footnotes, start=1)]
+def _absent(model: ReportModel, rows: list[ResultRow]) -> str | None:
+    """The reasons that the rows point to."""
+    notes = [(f"({number})", note) for number, note in enumerate(model.footnotes, start=1)]
+    lines = [f"{mark} {cell(note)}" for mark, note in notes if any(row.idle.endswith(mark) for row in rows)]
     return "\n".join(lines) or None
 
 
