@@ -5,12 +5,16 @@ Standard library only, so that a copy of this one file runs anywhere (``install`
 
 ``nsys profile [options] command...`` starts, as Nsight Systems 2023.4 does,
 
-- a helper named ``nsys-launcher`` in its own process group, which starts the command in a session of its own
-  (``NSYS_STAND_IN_GROUP=shared``: in the profiler's group, so that a signal for the target's group hits the exporter),
-- an agent named ``nsys`` in a session of its own, whose parent is whoever adopts orphans,
+- a helper named ``nsys-launcher`` in its own process group, which starts the command in a session of its own,
+- an agent named ``nsys`` in a session of its own, adopted by init, which exports the report in a child named
+  ``QdstrmImporter`` once the command is gone; the profiler itself only waits for it and burns no CPU time.
 
-waits until the command is gone, and exports: an empty report and a growing ``.qdstrm`` in the temporary folder, then
-a growing report, then nothing but the whole report. Exit status: the command's.
+What ends early ends as it does there: a SIGKILL of the profiler leaves an agent that finishes the report, a SIGTERM
+makes the agent abandon it with a ``.qdstrm`` in the temporary folder. With ``NSYS_STAND_IN_GROUP=shared`` launcher,
+command and export stay in the profiler's own process group, so that a signal for the command's group hits the export.
+
+An export is an empty report and a growing ``.qdstrm`` in the temporary folder, then a growing report, then nothing but
+the whole report. Exit status: the command's.
 
 ``nsys export --type sqlite -o OUT REPORT`` writes a small SQLite file and fails for a report that is not whole.
 
@@ -18,15 +22,17 @@ Knobs, all environment variables:
 
 - ``NSYS_STAND_IN_EXPORT_S``: seconds of exporting (3); ``NSYS_STAND_IN_REPORT_BYTES``: size of the report (1,000,000)
 - ``NSYS_STAND_IN_MODE``: ``normal``; ``hang`` (half a report, then neither CPU time nor output); ``for-ever`` (the
-  report grows without end); ``busy`` (CPU time without end, no output); ``empty``, ``partial`` (a ``.qdstrm`` beside
-  the report's place), ``corrupt`` and ``missing`` (what is left in the end)
+  report grows without end); ``busy`` (CPU time without end, no output); ``empty``, ``partial`` (only the
+  ``.qdstrm``), ``corrupt`` and ``missing`` (what is left in the end)
 - ``NSYS_STAND_IN_GROUP``: ``separate`` or ``shared``
 - ``NSYS_STAND_IN_LIFE_S``: an export ends itself after that many seconds whatever its mode (900)
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -82,12 +88,22 @@ def _start(word: str, *args: str, stdin: int | None = None, stdout: int | None =
     return subprocess.Popen([sys.executable, "-I", "-S", __file__, word, *args], stdin=stdin, stdout=stdout)
 
 
-def _alive(pid: int) -> bool:
-    """Whether a process that need not be a child of ours still runs; a zombie does not."""
+def _wait_for(pid: int, commands: int | None = None) -> bool:
+    """Sleep until ``pid``, a child or not, has ended: True. False: the ``commands`` pipe said to abandon."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        while True:
+            ready, _, _ = select.select([process] if commands is None else [process, commands], [], [])
+            if process in ready:
+                return True
+            if commands is not None and os.read(commands, 1) == b"a":
+                return False
+            commands = None  # the profiler is gone: nobody is left to change our mind
+    finally:
+        os.close(process)
 
 
 def _profile(args: list[str]) -> int:
@@ -97,32 +113,45 @@ def _profile(args: list[str]) -> int:
     mode = os.environ.get("NSYS_STAND_IN_MODE", "normal")
     if mode not in MODES:
         return _refuse(f"unknown NSYS_STAND_IN_MODE {mode!r}")
+    shared = os.environ.get("NSYS_STAND_IN_GROUP", "separate") == "shared"
     _name("nsys")
-    # The agent and the launcher's report of the target's pid both hang on pipes that close when this process ends.
-    agent_read, agent_write = os.pipe()
-    _start("--start-agent", stdin=agent_read).wait()
-    os.close(agent_read)
-    launcher = _start("--launcher", *command, stdout=subprocess.PIPE)
+    commands_read, commands = os.pipe()
+    done, done_write = os.pipe()
+    _start("--start-agent", f"--session-name=profile-{os.getpid()}", stdin=commands_read, stdout=done_write).wait()
+    os.close(commands_read)
+    os.close(done_write)
+
+    def abandon(*_: object) -> None:
+        os.write(commands, b"a")
+        sys.exit(128 + signal.SIGTERM)
+
+    if not shared:
+        signal.signal(signal.SIGTERM, abandon)
+    launcher = _start("--launcher", "shared" if shared else "separate", *command, stdout=subprocess.PIPE)
     assert launcher.stdout is not None
-    target = int(launcher.stdout.readline() or -1)
-    status = launcher.wait()
-    while target > 0 and _alive(target):  # the launcher was killed before the target ended
-        time.sleep(_TICK_S)
+    target = int(launcher.stdout.readline() or 0)
     report = options.get("o") or options.get("output") or "report1"
-    report = report.replace("%p", str(target)).removesuffix(".nsys-rep") + ".nsys-rep"
-    _export_report(Path(report), mode)
-    os.close(agent_write)
+    report = str(Path(report.replace("%p", str(target)).removesuffix(".nsys-rep") + ".nsys-rep").absolute())
+    if target and not shared:
+        os.write(commands, json.dumps({"target": target, "report": report, "mode": mode}).encode() + b"\n")
+    status = launcher.wait()
+    if not target:
+        return status
+    _wait_for(target)  # the launcher may have been killed before it
+    if shared:
+        _export_report(Path(report), mode)
+    else:
+        os.read(done, 1)  # end of file: the agent has ended
     return status if status >= 0 else 128 - status
 
 
-def _launch(command: list[str]) -> int:
+def _launch(group: str, command: list[str]) -> int:
     """Runs in the profiler's process group: start the target, say its pid, wait for it."""
     _name("nsys-launcher")
-    shared = os.environ.get("NSYS_STAND_IN_GROUP", "separate") == "shared"
     said = os.dup(1)
     os.dup2(2, 1)  # the target's output goes where errors go: our stdout is the pipe to the profiler
     try:
-        target = subprocess.Popen(command, start_new_session=not shared)
+        target = subprocess.Popen(command, start_new_session=group == "separate")
     except OSError as error:
         return _refuse(f"{command[0]}: {error.strerror}", status=127)
     os.write(said, f"{target.pid}\n".encode())
@@ -132,12 +161,28 @@ def _launch(command: list[str]) -> int:
 
 
 def _agent() -> int:
-    """Detach into a session of its own and stay until the profiler's end of the pipe is closed."""
+    """Detach into a session of its own; export when the target has ended, whatever becomes of the profiler."""
     if os.fork():
         return 0
     os.setsid()
     _name("nsys")
-    sys.stdin.buffer.read()
+    line = b""
+    while not line.endswith(b"\n"):
+        character = os.read(0, 1)
+        if not character:
+            return 0
+        line += character
+    job = json.loads(line)
+    if not _wait_for(job["target"], 0):
+        return 1
+    importer = os.fork()
+    if not importer:
+        _name("QdstrmImporter")
+        _export_report(Path(job["report"]), job["mode"])
+        return 0
+    if not _wait_for(importer, 0):
+        os.kill(importer, signal.SIGKILL)
+    os.waitpid(importer, 0)
     return 0
 
 
@@ -148,36 +193,31 @@ def _export_report(report: Path, mode: str) -> None:
     size = int(os.environ.get("NSYS_STAND_IN_REPORT_BYTES", "1000000"))
     payload = max(0, size - len(_HEAD) - len(_TAIL % 0))
     stream = Path(tempfile.gettempdir()) / f"nsys-report-{os.getpid():x}.qdstrm"
-    try:
+    if mode in ("missing", "partial"):
+        _grow(stream, size, seconds)
         if mode == "missing":
-            _grow(stream, size, seconds)
-            return
-        if mode == "partial":
-            _grow(stream, size, seconds)
-            shutil.move(stream, report.with_suffix(".qdstrm"))
-            return
-        report.touch()
-        _grow(stream, size, seconds / 2)
-        if mode == "empty":
-            time.sleep(seconds / 2)
-            return
-        with report.open("wb") as file:
-            file.write(_HEAD)
-        if mode == "hang":
-            _grow(report, payload // 2, seconds / 2)
-            while True:
-                signal.pause()
-        while mode == "busy":
-            pass
-        while mode == "for-ever":
-            _grow(report, 1000, _TICK_S)
-        _grow(report, payload, seconds / 2)
-        if mode == "corrupt":
-            return
+            stream.unlink()
+        return
+    report.touch()
+    _grow(stream, size, seconds / 2)
+    if mode == "empty":
+        time.sleep(seconds / 2)
+        stream.unlink()
+        return
+    report.write_bytes(_HEAD)
+    if mode == "hang":
+        _grow(report, payload // 2, seconds / 2)
+        while True:
+            signal.pause()
+    while mode == "busy":
+        pass
+    while mode == "for-ever":
+        _grow(report, 1000, _TICK_S)
+    _grow(report, payload, seconds / 2)
+    if mode == "normal":
         with report.open("ab") as file:
             file.write(_TAIL % payload)
-    finally:
-        stream.unlink(missing_ok=True)
+    stream.unlink()
 
 
 def _grow(path: Path, size: int, seconds: float) -> None:
@@ -227,7 +267,7 @@ def main(args: list[str]) -> int:
     if word == "export":
         return _export(rest)
     if word == "--launcher":
-        return _launch(rest)
+        return _launch(rest[0], rest[1:])
     if word == "--start-agent":
         return _agent()
     return _refuse("knows profile, export and --version")
