@@ -433,14 +433,12 @@ def _producer_bound(profiles: list[ProfileResults]) -> list[str]:
 def _patches(record: RunRecord) -> Markdown:
     if record.spec.stock_ray:
         return Markdown("none, asked for with --stock-ray")
-    if not record.patches:
-        return Markdown("none")
-    return Markdown(
-        ", ".join(
-            f"{code(patch.get('name', 'unnamed'))} (sha256 {escape(str(patch.get('sha256', 'not known'))[:12])})"
-            for patch in record.patches
-        )
-    )
+    shown = [
+        f"{code(patch.get('name', 'unnamed'))} {escape(patch.get('state', 'of unknown state'))} "
+        f"(sha256 {escape(str(patch.get('sha256', 'not known'))[:12])})"
+        for patch in record.patches
+    ]
+    return Markdown(", ".join(shown) or "none")
 
 
 def _warnings(profiles: list[ProfileResults]) -> list[str]:

@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from repro.analysis.model import Analysis, NsysAi
+from repro.ray_patches import Status
 from repro.report.model import ReportModel, ResultRow
 from repro.report.render import ABSENT, fixed
 from repro.spec import PROFILES
@@ -100,3 +101,14 @@ def _nsys_ai(answer: NsysAi) -> str:
     if answer.device_idle_ms is None:
         return cell(f"{ABSENT} {answer.error or answer.note}")
     return f"{answer.device_idle_ms:.3f} ms, {'agrees' if answer.agrees else 'DOES NOT AGREE'}"
+
+
+def patches_table(status: Status) -> Table:
+    """What of the patch series is on one Ray."""
+    table = Table(title=cell(f"Patches of Ray {status.version} in {status.ray_dir}"))
+    for name in ("patch", "state", "files"):
+        table.add_column(name)
+    for one in status.patches:
+        files = "\n".join(f"{path}: {state}" for path, state in one.files.items())
+        table.add_row(cell(one.patch.name), one.state, escape(files))
+    return table
