@@ -91,12 +91,12 @@ def transfer_ns(size_bytes: int, gb_per_s: float) -> int:
 
 def model_path(name: str | Path) -> Path:
     """File of a model: one of the kit's by name, or a path ending in ``.toml``. ``UsageError`` if there is none."""
-    path = Path(name) if str(name).endswith(".toml") else _MODELS / f"{name}.toml"
-    if "/" in str(name) and path.suffix == ".toml" and not path.is_file():
-        raise UsageError(f"device model {path} does not exist.")
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in _MODELS.glob("*.toml")))
-        raise UsageError(f"no device model {str(name)!r}.", remedy=f"Known: {known}; or give the path of a .toml file.")
+    known = {file.stem: file for file in sorted(_MODELS.glob("*.toml"))}
+    path = Path(name) if str(name).endswith(".toml") else known.get(str(name))
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"no device model {str(name)!r}.", remedy=f"Known: {', '.join(known)}; or give the path of a .toml file."
+        )
     return path
 
 
