@@ -138,6 +138,22 @@ PROFILES: dict[str, ProfileSpec] = {
             regime="producer-bound",
             needs_patch="pinned-staging",
         ),
+        ProfileSpec(
+            name="compute_split",
+            stage="final_split fed by a second CPU operator",
+            mode="split",
+            regime="compute-bound",
+        ),
+        ProfileSpec(
+            name="compute_staged",
+            stage="final_staged fed by a second CPU operator",
+            mode="staged",
+            regime="compute-bound",
+            needs_patch="pinned-staging",
+        ),
     )
 }
-"""The published table, in its order."""
+"""The published table, in its order, then the kit's own: the final pair where compute is the bottleneck."""
+
+PUBLISHED: tuple[str, ...] = tuple(name for name, profile in PROFILES.items() if profile.published)
+"""Names of the seven published profiles: what a run captures unless told otherwise."""

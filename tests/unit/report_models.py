@@ -16,7 +16,7 @@ from repro.results import (
     StagingRecord,
     write_json,
 )
-from repro.spec import PROFILES, RunSpec
+from repro.spec import PROFILES, PUBLISHED, RunSpec
 
 SPAN_NS = 3_000_000_000
 BATCH_BYTES = 2048 * 8192 * 4
@@ -119,7 +119,7 @@ def run_record(**changes: Any) -> RunRecord:
         "revision": "0123456789abcdef0123456789abcdef01234567",
         "versions": {"python": "3.11.9", "ray": "2.58.0", "nsys-ai": "0.3.0"},
         "machine": {"cores": 2, "memory_bytes": 8 << 30, "cpu": "A|B `CPU` <1>"},
-        "spec": RunSpec(profiles=tuple(PROFILES), device="emulated"),
+        "spec": RunSpec(profiles=PUBLISHED, device="emulated"),
         "device": DeviceRecord(kind="emulated", name="NVIDIA B200", model_file="b200.toml", model_sha256="ab" * 32),
         "payload": PayloadRecord(
             nominal_bytes=BATCH_BYTES,

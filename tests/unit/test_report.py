@@ -23,7 +23,7 @@ from repro.errors import InputError
 from repro.report import find_run, write_report
 from repro.report.build import load
 from repro.results import ChecksumRecord, DeviceRecord, RunDir
-from repro.spec import PROFILES, RunSpec
+from repro.spec import PUBLISHED, RunSpec
 
 CARD = """\
 | inline.sqlite | prep inside the GPU UDF | 59.0% | — | serial load→compute |
@@ -134,7 +134,7 @@ def test_hostile_run(tmp_path: Path) -> None:
 def test_the_published_table_is_the_cards(tmp_path: Path, make: Callable[[Path], RunDir]) -> None:
     rows = [
         line.split(" | ") for line in _text(make(tmp_path)).splitlines() if line.startswith("| ") and ".sqlite" in line
-    ][: len(PROFILES)]
+    ][: len(PUBLISHED)]
     card = "".join(f"{row[0]} | {row[1]} | {row[2]} | {row[4]} | {row[6]} |\n" for row in rows)
     assert card == CARD
 
