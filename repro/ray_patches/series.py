@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.parser import Parser
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class FileChange:
     path: str
     before: str
     after: str
-    diff: unified.FileDiff
+    diff: unified.FileDiff = field(repr=False)
 
     def forward(self, content: bytes | None) -> bytes:
         return _checked(self.diff.apply(content or b""), self.after, self.path)
