@@ -42,5 +42,10 @@ def write_report(run_dir: RunDir) -> ReportModel:
 
     model = load(run_dir)
     model.figures = draw(model)
-    write_text(run_dir.report, render_template("report.md.j2", model=model))
+    write_text(run_dir.report, markdown(model))
     return model
+
+
+def markdown(model: ReportModel) -> str:
+    """The whole text of ``report.md``."""
+    return render_template("report.md.j2", model=model)
