@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import py_compile
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -69,14 +71,17 @@ def contents(root: Path) -> Contents:
     return {str(file.relative_to(root)): file.read_bytes() for file in files}
 
 
+def list_folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_dir())
+
+
 def states(ray_dir: Path, patches: Path) -> dict[str, str]:
     return {one.patch.name: one.state for one in ray_patches.status(ray_dir, patches_dir=patches).patches}
 
 
 def test_apply_and_revert_restore_byte_for_byte(ray_dir: Path, patches: Path) -> None:
     (ray_dir / "core.py").chmod(0o640)
-    before = contents(ray_dir)
-    folders = {path for path in ray_dir.rglob("*") if path.is_dir()}
+    before, folders = contents(ray_dir), list_folders(ray_dir)
     assert states(ray_dir, patches) == {"first": "not applied", "second": "not applied"}
 
     ray_patches.apply(ray_dir, patches_dir=patches)
@@ -90,8 +95,7 @@ def test_apply_and_revert_restore_byte_for_byte(ray_dir: Path, patches: Path) ->
     assert contents(ray_dir) == once
 
     ray_patches.revert(ray_dir, patches_dir=patches)
-    assert contents(ray_dir) == before
-    assert {path for path in ray_dir.rglob("*") if path.is_dir()} == folders
+    assert (contents(ray_dir), list_folders(ray_dir)) == (before, folders)
     assert (ray_dir / "core.py").stat().st_mode & 0o7777 == 0o640
 
 
@@ -197,7 +201,7 @@ def test_a_failure_at_any_write_is_rolled_back(
         ray_patches.apply(ray_dir, patches_dir=patches)
         if step == "_stage" and at == 3:
             at = 2  # of the three files to revert one is removed, not written
-    before = contents(ray_dir)
+    before, folders = contents(ray_dir), list_folders(ray_dir)
     done = getattr(install, step)
     calls = 0
 
@@ -213,8 +217,7 @@ def test_a_failure_at_any_write_is_rolled_back(
         act(ray_dir, patches_dir=patches)
     if isinstance(error, OSError):
         assert "No space left on device. Nothing was changed." in str(caught.value)
-    assert contents(ray_dir) == before
-    assert not list(ray_dir.rglob("*.patching"))
+    assert (contents(ray_dir), list_folders(ray_dir)) == (before, folders)
 
 
 def test_a_failing_roll_back_is_not_called_nothing_changed(
@@ -245,12 +248,23 @@ def test_what_a_crash_left_is_cleaned_up(ray_dir: Path, patches: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="starts a process as another user")
-def test_a_read_only_install_is_a_clear_error(ray_dir: Path, patches: Path) -> None:
-    for folder in (ray_dir, ray_dir / "data"):
-        folder.chmod(0o555)
-    for parent in patches.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o555)
-    before = contents(ray_dir)
+def test_a_read_only_install_is_a_clear_error(tmp_path: Path, ray_dir: Path, patches: Path) -> None:
+    # Not in pytest's own folder: another user may not pass through that.
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(tmp_path, folder, dirs_exist_ok=True)
+        ray_dir, patches = (Path(folder) / path.relative_to(tmp_path) for path in (ray_dir, patches))
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before = contents(ray_dir)
+        error = _apply_as_nobody(ray_dir, patches)
+        assert "MachineError" in error
+        assert "Permission denied. Nothing was changed. Run as the owner of this Python environment" in error
+        assert contents(ray_dir) == before
+        for path in (ray_dir, ray_dir / "data"):
+            path.chmod(0o755)
+
+
+def _apply_as_nobody(ray_dir: Path, patches: Path) -> str:
     # Everything is imported before the user changes: the interpreter may lie in a home of root's.
     code = f"""
 import os
@@ -262,9 +276,7 @@ os.getuid() or (os.setgroups([]), os.setgid(65534), os.setuid(65534))
 ray_patches.apply(**where)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "MachineError" in done.stderr
-    assert "Permission denied. Nothing was changed. Run as the owner of this Python environment" in done.stderr
-    assert contents(ray_dir) == before
+    return done.stderr
 
 
 @pytest.mark.parametrize(
