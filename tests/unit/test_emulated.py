@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from repro.device.clock import FakeClock
-from repro.device.emulated import POISON, EmulatedDevice, checksum, expected_checksum, expected_output
+from repro.device.emulated import POISON, EmulatedDevice, _move, checksum, expected_checksum, expected_output
 from repro.device.emulated_log import read_log
+from repro.device.emulated_timeline import Engine, Operation
 from repro.device.model import DeviceModel, load_model
 from repro.device.protocol import Device
 from repro.errors import UsageError
@@ -205,6 +206,15 @@ def test_launches_cost_host_time(device: EmulatedDevice, clock: FakeClock) -> No
     for _ in range(7):
         device.matmul(on_device, device.default_stream())
     assert clock.now_ns() == before_ns + 7
+
+
+def test_an_event_does_not_cover_other_streams(device: EmulatedDevice, clock: FakeClock) -> None:
+    busy, idle = device.new_stream(), device.new_stream()
+    device.matmul(device.copy_h2d(batch(), busy), busy)
+    before_ns = clock.now_ns()
+    idle.record_event().synchronize()
+    idle.synchronize()
+    assert clock.now_ns() == before_ns + 3
 
 
 def test_query_does_not_block_and_says_when_it_is_done(device: EmulatedDevice, clock: FakeClock) -> None:
@@ -415,6 +425,28 @@ def test_one_pinned_buffer_serves_as_source_and_result_in_stream_order(device: E
     device.copy_d2h(first, stream, out=pinned)
     second = device.matmul(device.copy_h2d(pinned, stream), stream)
     assert checksum(device.copy_d2h(second, stream)) == expected_checksum(batch(), 2)
+
+
+def test_bytes_move_once_and_a_second_observer_waits_for_them() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    moves: list[str] = []
+
+    def slow_effect() -> None:
+        entered.set()
+        leave.wait(30)
+        moves.append("moved")
+
+    copy = Operation(Engine.H2D, 1, effect=slow_effect)
+    observers = [threading.Thread(target=_move, args=((copy,),), daemon=True) for _ in range(2)]
+    observers[0].start()
+    entered.wait(30)
+    observers[1].start()
+    observers[1].join(0.05)
+    assert observers[1].is_alive()
+    leave.set()
+    for observer in observers:
+        observer.join(30)
+    assert moves == ["moved"]
 
 
 def test_parts_of_an_array_are_copied_one_by_one(device: EmulatedDevice, log: Path) -> None:

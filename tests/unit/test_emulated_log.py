@@ -134,7 +134,8 @@ def test_work_that_had_not_finished_is_not_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "device.jsonl"
     device = written(log, FakeClock())
     stream = device.default_stream()
-    device.matmul(device.copy_h2d(BATCH, stream), stream)
+    device.matmul(device.copy_h2d(BATCH, stream, nominal_bytes=64 << 20), stream)
+    device.copy_h2d(BATCH, device.new_stream())
     assert len(read_log([log]).kernels) == 1
     assert read_log([log]).metadata["unfinished_operations"] == "1"
     device.close()
