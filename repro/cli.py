@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Final
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator
 
 from repro import __version__
-from repro.commandline import Commands, run
+from repro.commandline import Commands, Shown, closest, run
 from repro.errors import KitError
+from repro.spec import PROFILES, PUBLISHED, RunSpec
 from repro.text import one_line
 
 ABOUT: Final = (
@@ -27,6 +32,142 @@ INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
 
+def _profile_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in PROFILES:
+            near = closest(name, PROFILES) or f"There are {', '.join(PROFILES)}."
+            raise ValueError(f"there is no profile {name!r}. {near}")
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is named twice")
+    if not names:
+        raise ValueError(f"name at least one of {', '.join(PROFILES)}")
+    return tuple(name for name in PROFILES if name in names)  # one order, so that one set is one specification
+
+
+def _payload(text: str) -> str | int:
+    if text in ("auto", "full"):
+        return text
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ValueError("should be auto, full or a number of rows of at least 1")
+
+
+_ProfileNames = Annotated[Any, BeforeValidator(_profile_names), Shown("NAME,NAME")]
+_Payload = Annotated[Any, BeforeValidator(_payload), Shown("auto|full|ROWS")]
+_Dir = Annotated[Path, Shown("DIR")]
+_Ray = Annotated[Path | None, Shown("DIR")]
+_DEFAULTS: Final = {name: field.default for name, field in RunSpec.model_fields.items()}
+
+
+def reproduce(
+    *,
+    profiles: _ProfileNames = PUBLISHED,
+    device: Literal["auto", "cuda", "emulated"] = "auto",
+    device_model: Annotated[str, Shown("NAME|FILE")] = _DEFAULTS["device_model"],
+    profiler: Literal["auto", "nsys", "torch"] = "auto",
+    repeats: int = _DEFAULTS["repeats"],
+    out: _Dir | None = None,
+    blocks: int = _DEFAULTS["blocks"],
+    rows: int = _DEFAULTS["rows"],
+    cols: int = _DEFAULTS["cols"],
+    matmuls: int = _DEFAULTS["matmuls"],
+    prep_ms: Annotated[float, Shown("MS")] = _DEFAULTS["prep_ms"],
+    payload: _Payload = _DEFAULTS["payload"],
+    fresh: bool = False,
+    stock_ray: bool = False,
+) -> int:
+    """Capture the profiles, analyse them, write the report and print its table.
+
+    Each profile is one run of a real Ray Data pipeline; together they take about two minutes. A run that was
+    interrupted is continued by the same command: the newest unfinished run of the same specification under results/
+    gets what it lacks. A finished run is never touched, the command starts a new one.
+
+    Args:
+        profiles: Which of the seven to capture, by name ("python -m repro profiles" lists them).
+        device: cuda is a GPU, emulated a time model of one. auto takes CUDA where it works, and the emulated device
+            where there is no trace of a GPU; a GPU that cannot be used is an error.
+        device_model: The emulated device: a model of the kit or a .toml file.
+        profiler: What records on CUDA: nsys (auto) or torch's profiler, for machines without nsys.
+        repeats: Captures of each profile; differences are taken within a repeat.
+        out: Folder of the run, instead of a new one under results/. One that holds an unfinished run of the same
+            specification is continued.
+        blocks: Blocks of the dataset; one block is one batch and one task.
+        rows: Rows of a batch.
+        cols: Columns of a batch, float32.
+        matmuls: Matrix multiplications on a batch.
+        prep_ms: CPU time of preparing a batch.
+        payload: Rows of a batch that really travel through Ray on the emulated device. auto is as many as this
+            machine's cores can feed; copies and kernels are accounted at the full batch in any case.
+        fresh: Start a new run, or capture everything again in the folder of --out.
+        stock_ray: Run on Ray as released, without the patches that some profiles need.
+    """
+    from repro.analysis.claims import all_reproduced
+    from repro.progress import Progress
+    from repro.report.tables import claims_table, result_table
+    from repro.reproduce import reproduce as room
+
+    spec = {
+        "profiles": profiles,
+        "device_model": device_model,
+        "repeats": repeats,
+        "blocks": blocks,
+        "rows": rows,
+        "cols": cols,
+        "matmuls": matmuls,
+        "prep_ms": prep_ms,
+        "payload": payload,
+        "stock_ray": stock_ray,
+    }
+    outcome = room(spec, device=device, profiler=profiler, out=out, fresh=fresh, progress=Progress())
+    _show(result_table(outcome.model), claims_table(outcome.model))
+    print(f"Report: {outcome.model.run_dir.report}")  # noqa: T201 - where the report is
+    if outcome.error:
+        raise outcome.error
+    return 0 if all_reproduced(outcome.model.claims) else 1
+
+
+def analyze(
+    file: Annotated[Path, Shown("FILE")],
+    *,
+    device_id: int | None = None,
+    format: Literal["table", "json"] = "table",
+) -> int:
+    """Say how one device of a profile spent its time: busy, copying while idle, waiting.
+
+    The file is an Nsight Systems SQLite export, of this kit or not; it is never written to.
+
+    Args:
+        file: The profile.
+        device_id: The device to analyse, where kernels ran on several.
+        format: json prints one object, schema repro.analysis/1.
+    """
+    from repro.analysis import analyze as room
+    from repro.report.tables import analysis_table
+
+    analysis = room(file, device_id)
+    if format == "json":
+        print(analysis.model_dump_json(by_alias=True, indent=1))  # noqa: T201 - the command's output
+    else:
+        _show(analysis_table(analysis))
+    return 0
+
+
+def report(run: Annotated[str | None, Shown("RUN")] = None) -> int:
+    """Render the report of a run again, from its files alone.
+
+    Args:
+        run: A run's folder, or its name under results/; the newest run if left out.
+    """
+    from repro.report import find_run, write_report
+    from repro.report.tables import claims_table, result_table
+
+    model = write_report(find_run(run))
+    _show(result_table(model), claims_table(model))
+    print(f"Report: {model.run_dir.report}")  # noqa: T201 - where the report is
+    return 0
+
+
 def profiles() -> int:
     """List the seven profiles and what was published of them."""
     from repro.report.tables import profiles_table
@@ -35,8 +176,70 @@ def profiles() -> int:
     return 0
 
 
+def patches_status(*, ray: _Ray = None) -> int:
+    """Say which patches of the series are on a Ray, and which files are why not.
+
+    Args:
+        ray: The Ray to look at: its package, the site-packages folder or the checkout that holds it. Without it, the
+            one that this Python would import.
+    """
+    from repro.ray_patches import status
+    from repro.report.tables import patches_table
+
+    _show(patches_table(status(ray)))
+    return 0
+
+
+def patches_verify(*, ray: _Ray = None) -> int:
+    """Check that every patch is applied and is what Python would run; status 3 and the reason if not.
+
+    Args:
+        ray: The Ray to check; without it, the one that this Python would import.
+    """
+    from repro.ray_patches import verify
+    from repro.report.tables import patches_table
+
+    _show(patches_table(verify(ray)))
+    return 0
+
+
+def patches_apply(*, ray: _Ray = None) -> int:
+    """Apply the series to an installed Ray; all of it or nothing.
+
+    Args:
+        ray: The Ray to patch; without it, the one that this Python would import.
+    """
+    from repro.ray_patches import apply
+    from repro.report.tables import patches_table
+
+    _show(patches_table(apply(ray)))
+    return 0
+
+
+def patches_revert(*, ray: _Ray = None) -> int:
+    """Take the series off an installed Ray, byte for byte.
+
+    Args:
+        ray: The Ray to restore; without it, the one that this Python would import.
+    """
+    from repro.ray_patches import revert
+    from repro.report.tables import patches_table
+
+    _show(patches_table(revert(ray)))
+    return 0
+
+
 COMMANDS: Final[Commands] = {
+    "reproduce": reproduce,
+    "report": report,
+    "analyze": analyze,
     "profiles": profiles,
+    "patches": {
+        "status": patches_status,
+        "verify": patches_verify,
+        "apply": patches_apply,
+        "revert": patches_revert,
+    },
 }
 
 
@@ -59,6 +262,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     A ``KitError`` is one line on stderr and its own status. Any other exception is a bug and keeps its traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark, no traceback
     try:
         status = run(sys.argv[1:] if arguments is None else arguments, COMMANDS, about=ABOUT, closing=STATUSES)
         sys.stdout.flush()
