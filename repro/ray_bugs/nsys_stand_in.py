@@ -1,7 +1,7 @@
 #!/usr/bin/env -S python3 -I -S
 """A stand-in for NVIDIA's ``nsys`` with its process structure and its slow export, and nothing measured.
 
-Standard library only, so that a copy of this one file runs anywhere (``install`` puts one on a directory for PATH).
+Standard library only, so that a copy of this one file runs anywhere; ``--install DIR`` puts one there as ``nsys``.
 
 ``nsys profile [options] command...`` starts, as Nsight Systems 2023.4 does,
 
@@ -266,6 +266,9 @@ def main(args: list[str]) -> int:
         return _profile(rest)
     if word == "export":
         return _export(rest)
+    if word == "--install":
+        install(Path(rest[0]))
+        return 0
     if word == "--launcher":
         return _launch(rest[0], rest[1:])
     if word == "--start-agent":
