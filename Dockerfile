@@ -104,7 +104,7 @@ LABEL org.opencontainers.image.title="gpu-idle-repro" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${KIT_REVISION}" \
       kit.base-image="${BASE_IMAGE}" kit.nsight-source="${NSIGHT_SOURCE}" kit.ray-build="${RAY_BUILD}"
-USER kit
+USER 10001
 WORKDIR /
 VOLUME /results
 ENTRYPOINT ["/usr/bin/tini", "--", "python", "-m", "repro"]
