@@ -212,13 +212,15 @@ def _continued(run_dir: RunDir, spec: RunSpec, *, fresh: bool) -> str:
 def _analyze_all(run_dir: RunDir, record: RunRecord, progress: Progress) -> KitError | None:
     """``analysis/*.json`` for every capture that lacks it; a failure is recorded and the first one returned."""
     first: KitError | None = None
-    for capture in record.captures:
-        if not capture.file or _analyzed(run_dir, capture):
-            continue
+    lacking = [capture for capture in record.captures if capture.file and not _analyzed(run_dir, capture)]
+    for number, capture in enumerate(lacking, start=1):
         stem = run_dir.stem(capture.profile, capture.repeat)
         try:
-            with progress.waiting(f"Analysing {stem}"):
-                write_json(run_dir.analysis_path(capture.profile, capture.repeat), analyze(run_dir.root / capture.file))
+            with progress.waiting(f"[{number}/{len(lacking)}] analysing {stem}"):
+                write_json(
+                    run_dir.analysis_path(capture.profile, capture.repeat),
+                    analyze(run_dir.profile_path(capture.profile, capture.repeat)),
+                )
             if capture.error and capture.error.startswith(_ANALYSIS_FAILED):
                 capture.error = None
         except KitError as error:

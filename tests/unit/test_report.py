@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from golden_files import check_golden
 from report_models import (
+    BATCH_BYTES,
     analysis,
     capture_record,
     full_run,
@@ -20,7 +21,9 @@ from report_models import (
 
 from repro.analysis.model import NsysAi
 from repro.errors import InputError
-from repro.report import find_run, markdown, write_report
+from repro.nsysdb.model import DEVICE, HTOD, PAGEABLE, Capture, Kernel, Memcpy
+from repro.nsysdb.writer import write_profile
+from repro.report import figures, find_run, markdown, write_report
 from repro.report.build import load
 from repro.report.model import Figure
 from repro.results import ChecksumRecord, DeviceRecord, RunDir
@@ -163,10 +166,35 @@ def test_emulated_is_on_every_table_and_figure(tmp_path: Path) -> None:
         if "\n|---" in section:
             assert "EMULATED NVIDIA B200" in section.partition("\n|---")[0], section
     assert "| **reproduced** |" not in text
-    svg = ElementTree.parse(run_dir.figures / "idle.svg")
-    words = " ".join("".join(element.itertext()) for element in svg.iter("{http://www.w3.org/2000/svg}text"))
+    words = " ".join(_svg_texts(run_dir.figures / "idle.svg"))
     assert "EMULATED NVIDIA B200" in words
     assert "61.7%" in words
+
+
+def test_timeline_shows_the_profiles_that_are_there(tmp_path: Path) -> None:
+    run_dir = full_run(tmp_path)
+    assert [figure.path for figure in write_report(run_dir).figures] == ["figures/idle.svg"]
+    capture = Capture(device_id=0, device_name="Emulated NVIDIA B200")
+    for batch in range(30):
+        start_ns = batch * 100_000_000
+        capture.memcpys.append(
+            Memcpy(start_ns, start_ns + 8_000_000, 7, 3 * batch, 1, BATCH_BYTES, HTOD, PAGEABLE, DEVICE)
+        )
+        capture.kernels.append(Kernel(start_ns + 8_000_000, start_ns + 50_000_000, 7, 3 * batch + 1, 1, "matmul"))
+    write_profile(run_dir.profile_path("inline"), capture)
+    model = write_report(run_dir)
+    assert [figure.path for figure in model.figures] == ["figures/idle.svg", "figures/timeline.svg"]
+    text = " ".join(_svg_texts(run_dir.figures / "timeline.svg"))
+    assert "EMULATED NVIDIA B200" in text
+    assert "inline" in text
+    assert "split" not in text
+    lanes = figures._lanes(run_dir.profile_path("inline"), load(run_dir).profiles[0].analyses[1])
+    assert {name: len(lane.start) for name, lane in lanes.items()} == {"kernels": 5, "H2D": 5, "D2H": 0}
+    assert all(lane.start.min(initial=0) >= 0 and lane.end.max(initial=0) <= 500_000_000 for lane in lanes.values())
+
+
+def _svg_texts(path: Path) -> list[str]:
+    return ["".join(element.itertext()) for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_measured_run_does_not_say_emulated(tmp_path: Path) -> None:
