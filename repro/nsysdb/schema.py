@@ -1,7 +1,8 @@
 """Tables of the Nsight Systems SQLite export, schema 3.7.2 (nsys 2023.4), as far as the kit writes them.
 
-Source: ``nsys export --lazy=false`` of 2023.4.4 and the documentation of the exporter's schema. Readers must not rely
-on it: other versions add, drop and reorder columns and suffix table names.
+Source: ``nsys export --lazy=false`` of 2023.4.4 (an integration test compares them), except TARGET_INFO_CUDA_DEVICE
+and DIAGNOSTIC_EVENT, which later versions write. Readers must not rely on it: other versions add, drop and reorder
+columns and suffix table names.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ ENUMS: Final[dict[str, list[tuple[int, str, str]]]] = {
     "ENUM_CUPTI_SYNC_TYPE": [
         (0, "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_UNKNOWN", "Unknown"),
         (1, "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_EVENT_SYNCHRONIZE", "Event sync"),
-        (2, "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT", "Stream wait event sync"),
+        (2, "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT", "Stream wait sync"),
         (3, "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_SYNCHRONIZE", "Stream sync"),
         (4, "CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_CONTEXT_SYNCHRONIZE", "Context sync"),
     ],
@@ -91,10 +92,10 @@ ENUMS: Final[dict[str, list[tuple[int, str, str]]]] = {
         (1, "CUDA_KERNEL_LAUNCH_TYPE_REGULAR", "Regular"),
     ],
     "ENUM_NSYS_EVENT_CLASS": [
-        (0, "TRACE_PROCESS_EVENT_CUDA_RUNTIME", "CUDA Runtime"),
-        (1, "TRACE_PROCESS_EVENT_CUDA_DRIVER", "CUDA Driver"),
+        (0, "TRACE_PROCESS_EVENT_CUDA_RUNTIME", "CUDA runtime"),
+        (1, "TRACE_PROCESS_EVENT_CUDA_DRIVER", "CUDA driver"),
     ],
-    "ENUM_NSYS_EVENT_TYPE": [(59, "NvtxPushPopRange", "NVTX Push/Pop Range")],
+    "ENUM_NSYS_EVENT_TYPE": [(59, "NvtxPushPopRange", "NvtxPushPopRange")],
 }
 
 

@@ -1,0 +1,71 @@
+"""nsys-ai's ``gpu_idle_gaps`` on a copy of a profile, kept verbatim.
+
+The skill gets a plain ``sqlite3`` connection: the command line of nsys-ai would first let DuckDB try to download an
+extension, 10 s without a network. It runs in a process of its own, because it keeps every kernel as Python objects
+(about 1 GB a million) and takes its time: there both can be limited.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from repro.analysis.model import NsysAi
+from repro.nsysdb.reader import complete_database
+
+AGREEMENT_MS: Final = 0.01
+TIMEOUT_S: Final = 120.0
+_MEMORY_SHARE = 0.8
+_CHILD = Path(__file__).with_name("nsys_ai_child.py")
+
+
+def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -> NsysAi:
+    """Run the skill with its defaults (as ``nsys-ai skill run gpu_idle_gaps FILE -p device=N``) on a copy of ``path``.
+
+    Never raises for a failure of nsys-ai: ``error`` says what happened. ``InputError`` if ``path`` is unreadable.
+    """
+    try:
+        version = metadata.version("nsys-ai")
+    except metadata.PackageNotFoundError:
+        return NsysAi(version=None, rows=None, error="nsys-ai is not installed")
+    with tempfile.TemporaryDirectory(prefix="repro-nsys-ai-") as folder:
+        copy, answer = Path(folder) / "profile.sqlite", Path(folder) / "answer.json"
+        with complete_database(path) as complete:
+            shutil.copyfile(complete, copy)
+        limit = int(psutil.virtual_memory().available * _MEMORY_SHARE)
+        try:
+            done = subprocess.run(
+                [sys.executable, str(_CHILD), str(copy), str(device_id), str(answer), str(limit)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            return NsysAi(version=version, rows=None, error=f"nsys-ai gave no answer in {timeout_s:.0f} s")
+        if done.returncode != 0:
+            lines = done.stderr.decode("utf-8", "replace").split("\n")
+            said = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+            return NsysAi(
+                version=version, rows=None, error=f"nsys-ai ended with status {done.returncode}: {said[:300]}"
+            )
+        rows: list[dict[str, Any]] = json.loads(answer.read_text(encoding="utf-8"))
+    summary: dict[str, Any] = next((row for row in reversed(rows) if row.get("_summary")), {})
+    return NsysAi(
+        version=version,
+        rows=rows,
+        device_idle_ms=_number(summary.get("device_idle_ms")),
+        copy_ms=_number(summary.get("copy_ms")),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
