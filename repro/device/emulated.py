@@ -81,6 +81,10 @@ def _words(array: np.ndarray) -> np.ndarray:
     return array.view(f"u{array.dtype.itemsize}")
 
 
+def _poison(array: np.ndarray) -> None:
+    _words(array)[...] = int.from_bytes(bytes([POISON]) * array.dtype.itemsize, "little")
+
+
 def _apply_matmuls(source: np.ndarray, matmuls: int, out: np.ndarray) -> None:
     words = _words(source)
     np.add(words, words.dtype.type(matmuls), out=_words(out))
@@ -108,7 +112,7 @@ class EmulatedArray:
     def _copy_part_from_host(self, source: np.ndarray, offset: int) -> None:
         if self._data is None:
             self._data = np.empty(self.shape, self.dtype)
-            self._data.reshape(-1).view(np.uint8).fill(POISON)
+            _poison(self._data)
             self._missing_bytes = self.nbytes
         np.copyto(self._data.reshape(-1).view(np.uint8)[offset : offset + source.nbytes], source)
         self._missing_bytes -= source.nbytes
@@ -119,13 +123,13 @@ class EmulatedArray:
 
     def _copy_to_host(self, out: np.ndarray) -> None:
         if self._data is None:
-            out.reshape(-1).view(np.uint8).fill(POISON)
+            _poison(out)
         else:
             _apply_matmuls(self._data, self._matmuls, out)
 
     def _copy_part_to_host(self, out: np.ndarray, offset: int) -> None:
         if self._data is None:
-            out.fill(POISON)
+            _poison(out)
         else:
             part = self._data.reshape(-1).view(np.uint8)[offset : offset + out.nbytes]
             _apply_matmuls(part.view(self.dtype), self._matmuls, out.view(self.dtype))
@@ -207,6 +211,7 @@ class EmulatedDevice:
         self._timeline = Timeline()
         self._unlogged: list[Operation] = []
         self._calls = 0
+        self._closed = False
         self._pinned: dict[int, _PinnedBlock] = {}
         """By the id of their memory."""
         self._freed_blocks: list[_PinnedBlock] = []
@@ -350,6 +355,8 @@ class EmulatedDevice:
             raise UsageError(
                 f"D2H of {source.shape} {source.dtype} into {target.shape} {target.dtype}: shape and dtype must agree."
             )
+        if not target.flags.writeable:
+            raise UsageError("D2H into a read-only array.")
         rate = self.model.pinned_d2h_gb_per_s if block else self.model.pageable_d2h_gb_per_s
         with self._call(MEMCPY_ASYNC) as correlation_id:
             copy = Operation(
@@ -411,11 +418,13 @@ class EmulatedDevice:
         self._synchronize("cudaDeviceSynchronize_v3020", 0, _SYNC_CONTEXT, self._everything())
 
     def close(self) -> None:
-        """Wait for all work and end the log. Closing twice is harmless."""
+        """Wait for all work and end the log; later calls are refused. Closing twice is harmless."""
         self._wait(self._everything())
         with self._changed:
-            self._log.add("close", self._clock.now_ns())
-            self._log.close()
+            if not self._closed:
+                self._closed = True
+                self._log.add("close", self._clock.now_ns())
+                self._log.close()
 
     # How it works
 
@@ -439,6 +448,8 @@ class EmulatedDevice:
         """A runtime API call on the host: yields its correlation id, costs ``cost_ns`` (else the launch overhead)."""
         start_ns = self._clock.now_ns()
         with self._changed:
+            if self._closed:
+                raise UsageError(f"{name} on a device that is closed.")
             self._calls += 1
             correlation_id = self._calls
         self._clock.sleep_until(start_ns + (self.model.launch_overhead_ns if cost_ns is None else cost_ns))

@@ -9,19 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from repro.device.clock import FakeClock
 from repro.device.emulated import POISON, EmulatedDevice, _move, checksum, expected_checksum, expected_output
 from repro.device.emulated_log import read_log
 from repro.device.emulated_timeline import Engine, Operation
 from repro.device.model import DeviceModel, load_model
-from repro.device.protocol import Device
+from repro.device.protocol import Device, PinnedBuffer
 from repro.errors import UsageError
 from repro.nsysdb.model import DEVICE, DTOH, HTOD, PAGEABLE, PINNED, Capture, Kernel, Memcpy
 
 
-@pytest.fixture
-def model() -> DeviceModel:
+def round_model() -> DeviceModel:
     values = {
         "matmul_total_ms": 0.001,
         "matmul_count": 1,
@@ -38,6 +39,11 @@ def model() -> DeviceModel:
     }
     fields = load_model("b200").model_dump(by_alias=True)
     return DeviceModel.model_validate(fields | {key: {"value": v, "source": "test"} for key, v in values.items()})
+
+
+@pytest.fixture
+def model() -> DeviceModel:
+    return round_model()
 
 
 @pytest.fixture
@@ -71,6 +77,16 @@ def overlap_ns(a: Kernel | Memcpy, b: Kernel | Memcpy) -> int:
 def test_is_a_device(device: EmulatedDevice) -> None:
     typed: Device = device
     assert (typed.kind, typed.name) == ("emulated", "Emulated NVIDIA B200")
+
+
+def assert_engines_exclusive(capture: Capture) -> None:
+    engines = [
+        capture.kernels,
+        [copy for copy in capture.memcpys if copy.copy_kind == HTOD],
+        [copy for copy in capture.memcpys if copy.copy_kind == DTOH],
+    ]
+    for rows in engines:
+        assert all(later.start_ns >= earlier.end_ns for earlier, later in pairwise(rows))
 
 
 # Blocking and overlap
@@ -465,6 +481,43 @@ def test_parts_of_an_array_are_copied_one_by_one(device: EmulatedDevice, log: Pa
     assert [copy.bytes for copy in captured(device, log).memcpys] == [800] * 4
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(*[st.integers(0, 2)] * 3, st.booleans(), st.integers(1, 3), st.integers(0, 3000)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_program_ordered_by_events_yields_what_is_expected(
+    tmp_path_factory: pytest.TempPathFactory, program: list[tuple[int, int, int, bool, int, int]]
+) -> None:
+    """Batches through random streams for H2D, compute and D2H, pinned or not, at random intervals."""
+    clock = FakeClock()
+    log = tmp_path_factory.mktemp("program") / "device.jsonl"
+    device = EmulatedDevice(round_model(), log_path=log, clock=clock)
+    streams = [device.new_stream() for _ in range(3)]
+    results: list[tuple[np.ndarray, int]] = []
+    for number, (up, compute, down, is_pinned, matmuls, pause_ns) in enumerate(program):
+        clock.advance(pause_ns)
+        source: np.ndarray | PinnedBuffer = batch(100 * number)
+        out: PinnedBuffer | None = None
+        if is_pinned:
+            source, out = (device.pin_empty((4, 10), np.float32) for _ in range(2))
+            source.array[:] = batch(100 * number)
+        on_device = device.copy_h2d(source, streams[up])
+        streams[compute].wait_event(streams[up].record_event())
+        for _ in range(matmuls):
+            on_device = device.matmul(on_device, streams[compute])
+        streams[down].wait_event(streams[compute].record_event())
+        results.append((device.copy_d2h(on_device, streams[down], out=out), matmuls))
+    capture = captured(device, log)
+    for number, (result, matmuls) in enumerate(results):
+        assert checksum(result) == expected_checksum(batch(100 * number), matmuls)
+    assert len(capture.kernels) == sum(matmuls for _, matmuls in results)
+    assert_engines_exclusive(capture)
+
+
 # Refusals
 
 
@@ -473,6 +526,10 @@ def test_refuses_what_it_cannot_do(device: EmulatedDevice, model: DeviceModel) -
     on_device = device.copy_h2d(batch(), stream)
     with pytest.raises(UsageError, match="shape and dtype"):
         device.copy_d2h(on_device, stream, out=np.empty((4, 9), np.float32))
+    read_only = np.empty((4, 10), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(UsageError, match="read-only"):
+        device.copy_d2h(on_device, stream, out=read_only)
     with pytest.raises(UsageError, match="takes a matrix"):
         device.matmul(device.copy_h2d(np.zeros(4, np.float32), stream), stream)
     with pytest.raises(UsageError, match="not object"):
@@ -522,6 +579,8 @@ def test_a_device_without_a_log_works(model: DeviceModel, clock: FakeClock) -> N
     device.copy_h2d(batch(), device.default_stream())
     device.close()
     device.close()
+    with pytest.raises(UsageError, match="closed"):
+        device.synchronize()
 
 
 def test_threads_in_real_time_keep_the_engines_exclusive_and_the_data_right(log: Path) -> None:
@@ -554,9 +613,4 @@ def test_threads_in_real_time_keep_the_engines_exclusive_and_the_data_right(log:
     capture = captured(device, log)
     assert (len(capture.kernels), len(capture.memcpys)) == (240, 160)
     assert capture.metadata["unfinished_operations"] == capture.metadata["torn_lines"] == "0"
-    for rows in (
-        capture.kernels,
-        [copy for copy in capture.memcpys if copy.copy_kind == HTOD],
-        [copy for copy in capture.memcpys if copy.copy_kind == DTOH],
-    ):
-        assert all(later.start_ns >= earlier.end_ns for earlier, later in pairwise(rows))
+    assert_engines_exclusive(capture)
