@@ -222,7 +222,7 @@ class _Package:
             if patch.base_version != self.version:
                 raise MachineError(
                     f"The patches are for Ray {patch.base_version}; {ray_dir} is Ray {self.version}.",
-                    remedy=f'pip install "ray[data]=={patch.base_version}", or run with --stock-ray.',
+                    remedy=f'pip install "ray[data]=={patch.base_version}".',
                 )
         self.chains: dict[str, list[tuple[str, FileChange]]] = {}
         for patch in patches:
