@@ -53,6 +53,12 @@ def _payload(text: str) -> str | int:
     raise ValueError("should be auto, full or a number of rows of at least 1")
 
 
+def _arms(text: str) -> tuple[str, ...]:
+    from repro.ray_bugs.flush_race import parse_arms
+
+    return parse_arms(text)
+
+
 _ProfileNames = Annotated[Any, BeforeValidator(_profile_names), Shown("NAME,NAME")]
 _Payload = Annotated[Any, BeforeValidator(_payload), Shown("auto|full|ROWS")]
 _Dir = Annotated[Path, Shown("DIR")]
@@ -176,6 +182,59 @@ def profiles() -> int:
     return 0
 
 
+def doctor(*, format: Literal["table", "json"] = "table") -> int:
+    """Say what this machine can run, what it cannot, and what to do about it.
+
+    Status 3 if it cannot run reproduce on the device that reproduce would take by itself.
+
+    Args:
+        format: json prints one object, schema repro.doctor/1.
+    """
+    from repro.doctor import doctor as room
+    from repro.doctor import tables
+
+    found = room()
+    if format == "json":
+        print(found.model_dump_json(by_alias=True, indent=1))  # noqa: T201 - the command's output
+    else:
+        _show(*tables(found))
+    return found.exit_status
+
+
+def flush_race(
+    *,
+    arms: Annotated[Any, BeforeValidator(_arms), Shown("ARM,ARM")] = None,
+    repeats: int = 3,
+    nsys: Literal["auto", "real", "stand-in"] = "auto",
+    report_mb: Annotated[float | None, Shown("MB")] = None,
+    actors: int = 1,
+    image: Annotated[str | None, Shown("NAME")] = None,
+    out: _Dir | None = None,
+) -> int:
+    """Show that ray.shutdown() loses the reports of profiled actors, and that the flush window keeps them.
+
+    Every repeat is a Ray cluster of its own with profiled actors; the arms differ only in the teardown and in the Ray
+    they run. Status 0 if stock+immediate loses reports and fixed+immediate keeps all of them.
+
+    Args:
+        arms: Some of stock+wait, stock+immediate, fixed+immediate and container; all of them if left out.
+        repeats: Repeats of each arm.
+        nsys: The real Nsight Systems or a stand-in with its process structure. auto takes the real one where it is.
+        report_mb: Size of a report to aim at; the bigger, the longer its export. 64 with the real nsys, 1 without.
+        actors: Profiled actors of a repeat.
+        image: Image that the container arm runs.
+        out: Folder for the result, instead of a new one under results/.
+    """
+    from repro.progress import Progress
+    from repro.ray_bugs import flush_race as room
+    from repro.ray_bugs.flush_model import ARMS
+
+    result, folder = room.run(arms or ARMS, repeats, nsys, report_mb, out, Progress(), actors=actors, image=image)
+    _show(room.table(result))
+    print(f"Result: {folder / 'flush_race.md'}")  # noqa: T201 - where the result is
+    return result.exit_status
+
+
 def patches_status(*, ray: _Ray = None) -> int:
     """Say which patches of the series are on a Ray, and which files are why not.
 
@@ -234,6 +293,8 @@ COMMANDS: Final[Commands] = {
     "report": report,
     "analyze": analyze,
     "profiles": profiles,
+    "doctor": doctor,
+    "flush-race": flush_race,
     "patches": {
         "status": patches_status,
         "verify": patches_verify,
