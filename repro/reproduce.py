@@ -75,6 +75,8 @@ def reproduce(
             if not run_dir.run_json.exists():
                 raise
             error, record = failed, run_dir.read()
+            if not any(capture.file for capture in record.captures):
+                raise
         except KeyboardInterrupt:
             progress.say(
                 f"Interrupted. Finished profiles are kept in {run_dir.root}; the same command continues there."

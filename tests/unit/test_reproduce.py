@@ -137,6 +137,16 @@ def test_an_error_in_the_middle_still_leaves_a_report(fake: Fake, capsys: pytest
     assert "split: not captured, the run stopped before it" in text
 
 
+def test_without_any_profile_there_is_no_report(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.error, fake.stop_after = MachineError("Ray did not start."), 0
+    assert main(FLAGS) == 3
+    assert not capsys.readouterr().out
+    assert not list(Path("results").rglob("report.md"))
+    fake.error = None
+    assert main(FLAGS) == 0
+    assert len(set(fake.folders)) == 1
+
+
 def test_a_profile_without_kernels_is_status_4_and_is_analysed_again(fake: Fake) -> None:
     fake.no_kernels = {"split"}
     assert main([*FLAGS, "--out=run"]) == 4
