@@ -58,8 +58,9 @@ from repro.results import write_json, write_text
 from repro.text import one_line
 
 DEFAULT_REPORT_MB: Final[Mapping[str, float]] = {"real": 64.0, "stand-in": 1.0}
-BYTES_PER_EVENT: Final = 30
-"""Bytes that a traced system call adds to a report (nsys 2023.4: 33 to 42); low, so that reports are big enough."""
+BYTES_PER_EVENT: Final = 33
+"""Bytes that a traced system call adds to a report: 33 to 41 with nsys 2023.4, less where the worker is killed before
+the last events left it. The low end, so that reports are big enough."""
 STAND_IN_EVENTS: Final = 1000
 BUILD_DIR: Final = PATCHES_DIR.parent / "build" / "profiler_flush"
 
@@ -359,9 +360,9 @@ def _expected(events: dict[str, Event]) -> list[str]:
 
 
 def _keep_raylet_log(folder: Path, log: Path) -> None:
-    """The raylet's log says what it waited for and whom it signalled; keep it beside the driver's."""
-    for source in folder.glob(f"{flush_driver.RAY}/session_2*/logs/raylet.out"):
-        shutil.copyfile(source, log.with_suffix(".raylet.log"))
+    """The raylet's logs say what it waited for and whom it signalled; keep them beside the driver's."""
+    for source in folder.glob(f"{flush_driver.RAY}/session_2*/logs/raylet.*"):
+        shutil.copyfile(source, log.with_name(f"{log.stem}.{source.name}"))
 
 
 def markdown(result: Result) -> str:
