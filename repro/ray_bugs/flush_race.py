@@ -11,28 +11,26 @@ then, and ``nsys export`` accepts it in the end.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.table import Table
 from rich.text import Text
 
 from repro import __version__
 from repro.capture.machine import machine_facts, nvidia_traces, revision, versions
-from repro.errors import KitError, MachineError, UsageError, WaitTimeoutError
+from repro.errors import KitError, MachineError, UsageError
 from repro.procs import ProcessTree
 from repro.progress import Progress
 from repro.ray_bugs import flush_driver
+from repro.ray_bugs.driving import Event, driver, read_events
 from repro.ray_bugs.flush_container import FOLDER, IMAGE, STAND_IN_INSIDE, Containers
 from repro.ray_bugs.flush_model import (
     ARMS,
@@ -55,7 +53,6 @@ from repro.ray_patches import flush_window, overlay
 from repro.ray_patches.series import PATCHES_DIR
 from repro.report.render import render_template
 from repro.results import write_json, write_text
-from repro.text import one_line
 
 DEFAULT_REPORT_MB: Final[Mapping[str, float]] = {"real": 64.0, "stand-in": 1.0}
 BYTES_PER_EVENT: Final = 33
@@ -68,7 +65,6 @@ START_LIMIT_S: Final = 120.0
 WORK_LIMIT_S: Final = 300.0
 FLUSH_LIMIT_S: Final = 660.0
 """For a driver that waits for reports, and for a shutdown: above the flush window's hard cap of ten minutes."""
-EXIT_LIMIT_S: Final = 30.0
 _PHASE_LIMITS_S: Final[Mapping[str, float]] = {
     "starting the driver": START_LIMIT_S,
     "starting Ray": START_LIMIT_S,
@@ -77,9 +73,6 @@ _PHASE_LIMITS_S: Final[Mapping[str, float]] = {
     "waiting for the reports": FLUSH_LIMIT_S + 30,
     "shutting down": FLUSH_LIMIT_S,
 }
-_POLL_S: Final = 0.05
-
-Event = dict[str, Any]
 
 
 def parse_arms(text: str) -> tuple[Arm, ...]:
@@ -232,25 +225,17 @@ class _ProcessArm(_Arm):
     def run(self, repeat: RepeatRecord, scratch: Path, log: Path) -> None:
         folder = Path(tempfile.mkdtemp(dir=scratch))
         config = self._config(str(folder), str(STAND_IN))
-        output = folder / "events"
-        with output.open("wb") as out, log.open("wb") as errors:
-            tree = ProcessTree(
-                [sys.executable, flush_driver.__file__, json.dumps(config)],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-            )
+        program, output, killed = Path(flush_driver.__file__), folder / "events", repeat.ended_by_us
         try:
-            events = self._follow(tree, output, log)
-            repeat.shutdown_s = events["returned"]["shutdown_s"]
-            reports = Path(events["starting the profiled actors"]["reports"])
-            at_exit = flush_driver.snapshot(reports)
-            repeat.left_over_at_exit = len(tree.members())
-            self._wait_until_gone(tree)
+            with driver(program, config, self._environment, output, log, killed=killed) as running:
+                tree = running.tree
+                events = running.follow(_PHASE_LIMITS_S, lambda phase, events: self._check_ray(tree, phase, events))
+                repeat.shutdown_s = events["returned"]["shutdown_s"]
+                reports = Path(events["starting the profiled actors"]["reports"])
+                at_exit = flush_driver.snapshot(reports)
+                repeat.left_over_at_exit = len(tree.members())
+                self._wait_until_gone(tree)
         finally:
-            killed = tree.end(grace_s=5.0 if tree.root.poll() is None else 0.0)
-            repeat.ended_by_us = [one_line(command)[:200] for command in killed]
             _keep_raylet_log(folder, log)
         observation = Observation(
             expected=_expected(events),
@@ -264,33 +249,10 @@ class _ProcessArm(_Arm):
         repeat.outcome = worst(repeat.reports)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _follow(self, tree: ProcessTree, output: Path, log: Path) -> dict[str, Event]:
-        """Wait for the driver's end, with a limit on each of its phases; its events by phase."""
-        phase, since = "starting the driver", time.monotonic()
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                tree.root.wait(timeout=_POLL_S)
-            ended = tree.root.poll() is not None
-            events = _events(output.read_text(encoding="utf-8", errors="replace"))
-            last = next(reversed(events), phase)
-            if last != phase:
-                phase, since = last, time.monotonic()
-                if phase == "working":
-                    self._check_ray(tree, events)
-            if ended:
-                break
-            limit = _PHASE_LIMITS_S.get(phase, EXIT_LIMIT_S)
-            if time.monotonic() - since > limit:
-                raise WaitTimeoutError(f"the driver was at {phase!r} for more than {limit:.0f} s ({log})")
-        if tree.root.returncode or "returned" not in events:
-            said = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise MachineError(
-                f"the driver ended with status {tree.root.returncode} at {phase!r}: {one_line(said)} ({log})"
-            )
-        return events
-
-    def _check_ray(self, tree: ProcessTree, events: dict[str, Event]) -> None:
+    def _check_ray(self, tree: ProcessTree, phase: str, events: dict[str, Event]) -> None:
         """The arm runs what it is named after: its own overlay, and the library in the raylet or not."""
+        if phase != "working":
+            return
         path = Path(events["starting the profiled actors"]["ray_path"])
         if self._packages not in path.parents:
             raise MachineError(f"the driver imported Ray from {path.parent}, not from the arm's own copy of it")
@@ -323,7 +285,7 @@ class _ContainerArm(_Arm):
         config = self._config(FOLDER, STAND_IN_INSIDE)
         limit_s = sum(_PHASE_LIMITS_S.values())
         with self._containers.drive(config, self._variables, limit_s, log) as (output, box):
-            events = _events(output)
+            events = read_events(output)
             if "returned" not in events:
                 raise MachineError(f"the driver in the container ended at {next(reversed(events), 'its start')!r}")
             repeat.shutdown_s = events["returned"]["shutdown_s"]
@@ -346,13 +308,6 @@ class _ContainerArm(_Arm):
 
     def _export_problem(self, report: Path) -> str | None:
         return self._containers.export_problem(report) if self._real else export_problem(self._tool, report)
-
-
-def _events(output: str) -> dict[str, Event]:
-    """The driver's lines by phase, in their order; a line that is still being written is left out."""
-    lines = [line for line in output.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
-    events = [json.loads(line) for line in lines]
-    return {event["phase"]: event for event in events}
 
 
 def _expected(events: dict[str, Event]) -> list[str]:
