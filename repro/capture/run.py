@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import repro
+from repro import ray_patches
 from repro.capture import machine
 from repro.capture.payload import Costs, choose_payload
 from repro.capture.session import Session
@@ -23,7 +24,7 @@ from repro.procs import terminate_as_interrupt
 from repro.progress import Progress
 from repro.results import CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
 from repro.spec import PROFILES, ProfileSpec, RunSpec
-from repro.workload.gpu_stage import STAGES
+from repro.workload import staging
 from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
@@ -110,6 +111,10 @@ class _Capturing:
             self._replace(capture.model_copy(update={"error": ran.wrong}))
             raise NotReproducedError(f"{profile.name}: {ran.wrong}")
         device_log = read_log([log], window_ns=(ran.opened_ns, ran.closed_ns + 1))
+        wait_ms, producer_bound = ran.wait_ms, ran.producer_bound
+        if plan.mode == "staged":
+            capture.staging = staging.read_stats(plan, (ran.opened_ns, ran.closed_ns))
+            wait_ms, producer_bound = staging.device_wait(device_log, self._spec.blocks)
         path = self._run.profile_path(profile.name, repeat)
         write_profile(path, device_log)
         return capture.model_copy(
@@ -119,8 +124,8 @@ class _Capturing:
                 "wall_s": ran.wall_s,
                 "warmup_s": ran.warmup_s,
                 "batches": self._spec.blocks,
-                "batch_wait_ms": ran.wait_ms,
-                "producer_bound": ran.producer_bound,
+                "batch_wait_ms": wait_ms,
+                "producer_bound": producer_bound,
                 "extra": {
                     "warmup_batches": plan.warmup_blocks,
                     "prep_passes": prep.passes,
@@ -156,9 +161,13 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
 
 
 def _skip_reason(profile: ProfileSpec) -> str | None:
-    if profile.mode in STAGES:
+    if profile.needs_patch is None or _is_applied(profile.needs_patch):
         return None
-    return f"needs the {profile.needs_patch} patch of Ray (see patches/)"
+    return f"needs the {profile.needs_patch} patch of Ray (python -m repro patches apply)"
+
+
+def _is_applied(name: str) -> bool:
+    return any(one.patch.name == name and one.state == "applied" for one in ray_patches.status().patches)
 
 
 def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel) -> RunRecord:

@@ -21,6 +21,7 @@ import numpy as np
 
 from repro.device.protocol import Device, DeviceArray, Stream
 from repro.errors import MachineError
+from repro.workload import staging
 from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import prepare
 
@@ -89,7 +90,7 @@ class SplitStage:
         """The batch after D2H, and the CPU time of its prep."""
         return self._compute(batch["data"]), int(batch["prep_ns"][0])
 
-    def _compute(self, data: np.ndarray) -> np.ndarray:
+    def _compute(self, data: Any) -> Any:
         stream = self._own_stream()
         with self._device.annotate("H2D"):
             on_device = self._upload(data, stream)
@@ -113,7 +114,7 @@ class SplitStage:
 class InlineStage(SplitStage):
     """Prep inside the stage, then as ``SplitStage``: nothing of it overlaps."""
 
-    def _process(self, number: int, batch: Batch) -> tuple[np.ndarray, int]:
+    def _process(self, number: int, batch: Batch) -> tuple[Any, int]:
         started_ns = time.thread_time_ns()
         with self._device.annotate("prep"):
             data = prepare(number, self._plan.prep)
@@ -149,11 +150,33 @@ class OverlapStage(SplitStage):
         return self._local.stream
 
 
+class StagedStage(SplitStage):
+    """Gets and returns device arrays: Ray's pinned staging copies them, in other threads, through the same device.
+
+    Calls return before their kernels are done. The last call of the warm-up and the last of all wait for
+    them, so that the window holds the work of its own batches.
+    """
+
+    def __init__(self, plan: WorkloadPlan, *, device: Device | None = None) -> None:
+        super().__init__(plan, device=device or staging.stage_device(plan))
+        self._waits_after = (plan.warmup_blocks, plan.warmup_blocks + plan.blocks)
+        self._calls = 0
+
+    def _compute(self, data: Any) -> DeviceArray:
+        stream = staging.stage_stream(self._device)
+        result = self._matmuls(data, stream)
+        self._calls += 1
+        if self._calls in self._waits_after:
+            stream.synchronize()
+        return result
+
+
 STAGES: dict[str, type[SplitStage]] = {
     "inline": InlineStage,
     "split": SplitStage,
     "pinned": PinnedStage,
     "overlap": OverlapStage,
+    "staged": StagedStage,
 }
 
 

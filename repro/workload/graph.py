@@ -15,6 +15,7 @@ import numpy as np
 
 from repro.device.emulated import checksum, expected_checksum
 from repro.errors import NotReproducedError
+from repro.workload import staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
 from repro.workload.plan import IN_FLIGHT, OVERLAP_THREADS, WorkloadPlan
 from repro.workload.prep import expected, prepare
@@ -141,6 +142,10 @@ def _stage_options(plan: WorkloadPlan) -> dict[str, Any]:
     """Compute strategy of the GPU stage; the in-flight depth is that of every mode, so that no mode is better fed."""
     from ray.data import ActorPoolStrategy
 
+    if plan.mode == "staged":
+        options = staging.staging_options(plan)
+        strategy: Any = ActorPoolStrategy  # the patch adds the parameter
+        return {"compute": strategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, pinned_staging=options)}
     if plan.mode == "overlap":
         compute = ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, enable_true_multi_threading=True)
         return {"compute": compute, "max_concurrency": OVERLAP_THREADS}
