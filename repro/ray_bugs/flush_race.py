@@ -128,20 +128,14 @@ def run(
     (out / "logs").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fr-", ignore_cleanup_errors=True)))
+        runners = []
         for record in result.arms:
-            runner: _Arm
-            if record.arm == "container":
-                try:
-                    containers = Containers(image or IMAGE)
-                except MachineError as error:
-                    record.skipped = str(error)
-                    progress.say(f"{record.arm}: skipped, {record.skipped}")
-                    continue
-                stack.callback(containers.close)
-                runner = _ContainerArm(result, tool, containers)
-            else:
-                with progress.waiting(f"{record.arm}: preparing its Ray"):
-                    runner = _ProcessArm(record.arm, result, tool, scratch)
+            with progress.waiting(f"{record.arm}: preparing"):
+                runners.append((record, _prepare(record, result, tool, scratch, stack, image or IMAGE)))
+        for record, runner in runners:
+            if runner is None:
+                progress.say(f"{record.arm}: skipped, {record.skipped}")
+                continue
             for number in range(1, repeats + 1):
                 repeat = RepeatRecord(arm=record.arm, repeat=number)
                 with progress.waiting(f"{record.arm}, {number} of {repeats}"):
@@ -157,6 +151,19 @@ def run(
     result.verdict, result.reason = verdict(result)
     _write(result, out)
     return result, out
+
+
+def _prepare(record: ArmRecord, result: Result, tool: Nsys, scratch: Path, stack: ExitStack, image: str) -> _Arm | None:
+    """What runs an arm's repeats; None, with the reason in the record, if this machine cannot."""
+    if record.arm != "container":
+        return _ProcessArm(record.arm, result, tool, scratch)
+    try:
+        containers = Containers(image)
+    except MachineError as error:
+        record.skipped = str(error)
+        return None
+    stack.callback(containers.close)
+    return _ContainerArm(result, tool, containers)
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
