@@ -54,11 +54,16 @@ RUN --mount=type=secret,id=ca,target=/run/ca.crt \
 
 FROM ray-wheel AS ray-source
 ARG RAY_VERSION
+# hadolint ignore=DL3008
+RUN apt-get -qq update \
+    && apt-get -qq install -y --no-install-recommends curl git patch python3-dev unzip zip >/dev/null \
+    && rm -rf /var/lib/apt/lists/*
 COPY docker/build-ray /usr/local/sbin/
 COPY patches /src/patches
 COPY repro /src/repro
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     --mount=type=cache,target=/root/.cache \
+    if [ -e /run/ca.crt ]; then export PIP_CERT=/run/ca.crt CURL_CA_BUNDLE=/run/ca.crt GIT_SSL_CAINFO=/run/ca.crt; fi; \
     build-ray "${RAY_VERSION}" /src /opt/venv
 
 # ---------------------------------------------------------------- environment: Ray, torch
@@ -87,7 +92,7 @@ ENV PATH=/opt/venv/bin:$PATH \
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp kit \
     && install -d -o kit -g kit -m 1777 /results
 COPY --from=environment /opt/venv /opt/venv
-COPY --from=flush /out/libprofiler_flush.so /out/profiler_flush_warden /kit/lib/
+COPY --from=flush /out/libprofiler_flush.so /out/profiler_flush_warden /kit/build/profiler_flush/
 COPY patches /kit/patches
 COPY report_templates /kit/report_templates
 COPY docker/write-build-json /usr/local/sbin/
@@ -96,7 +101,11 @@ ARG BASE_IMAGE
 ARG NSIGHT_SOURCE
 ARG RAY_BUILD
 ARG KIT_REVISION=unknown
-RUN python -m repro patches apply \
+ENV REPRO_REVISION=${KIT_REVISION}
+# The library is what the sources beside it were compiled to, whatever their times say: touch keeps it from being built
+# again, for which there is no compiler here.
+RUN touch /kit/build/profiler_flush/* \
+    && python -m repro patches apply \
     && PYTHONDONTWRITEBYTECODE='' python -m compileall -q /kit/repro \
     && write-build-json >/kit/build.json
 LABEL org.opencontainers.image.title="gpu-idle-repro" \
@@ -105,6 +114,7 @@ LABEL org.opencontainers.image.title="gpu-idle-repro" \
       org.opencontainers.image.revision="${KIT_REVISION}" \
       kit.base-image="${BASE_IMAGE}" kit.nsight-source="${NSIGHT_SOURCE}" kit.ray-build="${RAY_BUILD}"
 USER 10001
+# results/ is looked for in the working folder, so here it is /results
 WORKDIR /
 VOLUME /results
 ENTRYPOINT ["/usr/bin/tini", "--", "python", "-m", "repro"]
