@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 from repro import __version__
 from repro.commandline import Commands, Shown, closest, run
 from repro.errors import KitError
+from repro.procs import terminate_as_interrupt
 from repro.spec import PROFILES, PUBLISHED, RunSpec
 from repro.text import one_line
 
@@ -225,10 +226,13 @@ def flush_race(
         image: Image that the container arm runs.
         out: Folder for the result, instead of a new one under results/.
     """
+    from repro.preflight import check_folder
     from repro.progress import Progress
     from repro.ray_bugs import flush_race as room
     from repro.ray_bugs.flush_model import ARMS
+    from repro.report import RESULTS
 
+    check_folder(out or RESULTS)
     result, folder = room.run(arms or ARMS, repeats, nsys, report_mb, out, Progress(), actors=actors, image=image)
     _show(room.table(result))
     print(f"Result: {folder / 'flush_race.md'}")  # noqa: T201 - where the result is
@@ -322,12 +326,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m repro``; returns the exit status.
 
     A ``KitError`` is one line on stderr and its own status. Any other exception is a bug and keeps its traceback.
+    SIGTERM (``docker stop``) ends a command as Ctrl-C does: its processes are ended, and what is finished is kept.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark, no traceback
     try:
-        status = run(sys.argv[1:] if arguments is None else arguments, COMMANDS, about=ABOUT, closing=STATUSES)
+        with terminate_as_interrupt():
+            status = run(sys.argv[1:] if arguments is None else arguments, COMMANDS, about=ABOUT, closing=STATUSES)
         sys.stdout.flush()
     except KitError as error:
         _complain(error)

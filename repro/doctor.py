@@ -88,8 +88,8 @@ def examine(facts: Facts) -> DoctorReport:
         _python(facts),
         _ray(facts),
         _patches(facts),
-        _shm(facts.shm),
-        *_disks(facts.disks),
+        shared_memory(facts.shm),
+        *disk_space(facts.disks),
         _gpu(facts),
         _libcuda(facts),
         _driver(facts),
@@ -199,7 +199,8 @@ def _patches(facts: Facts) -> Check:
     return Check(name="patches", verdict="note", found=found, remedy="reproduce applies them; or: patches apply.")
 
 
-def _shm(shm: Disk | None) -> Check:
+def shared_memory(shm: Disk | None) -> Check:
+    """Whether Ray's object store fits into ``/dev/shm``."""
     needed = f"{OBJECT_STORE_BYTES >> 20} MiB"
     remedy = f"In a container: --shm-size=3g. Else: mount -o remount,size=3g /dev/shm. Ray's objects take {needed}."
     if shm is None:
@@ -213,7 +214,8 @@ def _shm(shm: Disk | None) -> Check:
     )
 
 
-def _disks(disks: tuple[Disk, ...]) -> Iterator[Check]:
+def disk_space(disks: tuple[Disk, ...]) -> Iterator[Check]:
+    """Whether a run fits on the disks of the results and of the temporary folder, given in this order."""
     for name, disk in zip(("disk", "temporary disk"), disks, strict=True):
         found = f"{_gib(disk.free_bytes)} free in {disk.folder} ({disk.used_pct:.0f}% used)"
         remedy = ""

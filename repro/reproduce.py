@@ -25,6 +25,7 @@ from repro.analysis.model import SCHEMA, Analysis
 from repro.capture import capture_run, resolve_device
 from repro.capture.machine import revision, versions
 from repro.errors import InputError, KitError, UsageError
+from repro.preflight import check_folder, check_machine
 from repro.progress import Progress
 from repro.report import RESULTS, run_folders, write_report
 from repro.report.model import ReportModel
@@ -57,6 +58,9 @@ def reproduce(
     An error in the middle still leaves a report of what there is; it is in the outcome. Raises ``UsageError`` for
     flags that do not go together and ``MachineError`` if the device cannot be had.
     """
+    if out is None:
+        check_folder(RESULTS)
+    check_machine(device, out or RESULTS)
     kind, why = resolve_device(device)
     spec = _spec({**values, "device": kind, "profiler": _profiler(kind, profiler)})
     _check_flags(spec)

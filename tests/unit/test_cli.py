@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -212,6 +213,19 @@ def test_interrupt_is_130_and_a_bug_keeps_its_traceback(
     assert capsys.readouterr().err == "interrupted\n"
     with pytest.raises(ZeroDivisionError):
         main(["bug"])
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped() -> int:
+        """Be stopped."""
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(cli, "COMMANDS", {"stopped": stopped})
+    assert main(["stopped"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""What stops a run, said before its minutes are spent: the doctor's checks of memory, disks and GPU, and the folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Final, Literal
+
+from repro.capture.machine import nvidia_traces
+from repro.doctor import Check, disk_space, examine, shared_memory
+from repro.errors import MachineError
+from repro.probes import Disk, disk, gather
+
+GPU_CHECKS: Final = ("gpu", "libcuda", "driver")
+SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def check_machine(device: Literal["auto", "cuda", "emulated"], folder: Path) -> None:
+    """``MachineError`` with the first thing that keeps ``reproduce`` from running here with its results in ``folder``.
+
+    The GPU is looked at only where there are signs of one and ``device`` lets it be used; without any, choosing the
+    device says what there is to say.
+    """
+    disks: tuple[Disk, ...] = tuple(filter(None, (disk(_existing(folder)), disk(Path(tempfile.gettempdir())))))
+    checks: list[Check] = [shared_memory(disk(SHARED_MEMORY)), *disk_space(disks)]
+    if device != "emulated" and nvidia_traces():
+        checks += [check for check in examine(gather()).checks if check.name in GPU_CHECKS]
+    for check in checks:
+        if not check.usable:
+            raise MachineError(f"{check.name}: {check.found}.", remedy=check.remedy)
+
+
+def check_folder(folder: Path) -> None:
+    """``MachineError`` if nothing can be written below ``folder``, which need not be there yet."""
+    existing = _existing(folder)
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return
+    remedy = "Name a folder of yours with --out."
+    if os.environ.get("REPRO_IN_CONTAINER"):
+        remedy = "Run the container as the owner of the mounted folder: --user $(id -u):$(id -g)."
+    raise MachineError(f"{folder.absolute()} cannot be written by user {os.getuid()}.", remedy=remedy)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
