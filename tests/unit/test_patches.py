@@ -247,6 +247,35 @@ def test_what_a_crash_left_is_cleaned_up(ray_dir: Path, patches: Path) -> None:
     assert contents(ray_dir) == before
 
 
+@pytest.mark.parametrize("act", ["apply", "revert"])
+@pytest.mark.parametrize("kill_at", [1, 2, 3])
+def test_a_kill_between_two_files_is_recovered_from(ray_dir: Path, patches: Path, act: str, kill_at: int) -> None:
+    before = contents(ray_dir)
+    if act == "revert":
+        ray_patches.apply(ray_dir, patches_dir=patches)
+    code = f"""
+import os
+from pathlib import Path
+from repro import ray_patches
+from repro.ray_patches import install
+swap, calls = install._swap, []
+def kill_later(path, content):
+    calls.append(path)
+    if len(calls) == {kill_at}:
+        os.kill(os.getpid(), 9)
+    swap(path, content)
+install._swap = kill_later
+ray_patches.{act}(Path({str(ray_dir)!r}), patches_dir=Path({str(patches)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
+    if kill_at > 1:
+        assert "partly applied" in states(ray_dir, patches).values()
+    ray_patches.apply(ray_dir, patches_dir=patches)
+    assert states(ray_dir, patches) == {"first": "applied", "second": "applied"}
+    ray_patches.revert(ray_dir, patches_dir=patches)
+    assert contents(ray_dir) == before
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="starts a process as another user")
 def test_a_read_only_install_is_a_clear_error(tmp_path: Path, ray_dir: Path, patches: Path) -> None:
     # Not in pytest's own folder: another user may not pass through that.
