@@ -239,6 +239,24 @@ def flush_race(
     return result.exit_status
 
 
+def nsight_command(*, nsys: Literal["auto", "real", "stand-in"] = "auto", out: _Dir | None = None) -> int:
+    """Show that Ray's nsight plugin drops the worker's Python command, and that the patch keeps it.
+
+    Status 0 if every case fails on stock Ray and starts as chosen with the patch.
+
+    Args:
+        nsys: The real Nsight Systems or a stand-in that starts its target. auto takes the real one where it is.
+        out: Folder for the result, instead of a new one under results/.
+    """
+    from repro.progress import Progress
+    from repro.ray_bugs import nsight_command as room
+
+    result, folder = room.run(nsys, out, Progress())
+    _show(room.table(result))
+    print(f"Result: {folder / 'nsight_command.md'}")  # noqa: T201 - where the result is
+    return result.exit_status
+
+
 def patches_status(*, ray: _Ray = None) -> int:
     """Say which patches of the series are on a Ray, and which files are why not.
 
@@ -299,6 +317,7 @@ COMMANDS: Final[Commands] = {
     "profiles": profiles,
     "doctor": doctor,
     "flush-race": flush_race,
+    "nsight-command": nsight_command,
     "patches": {
         "status": patches_status,
         "verify": patches_verify,
