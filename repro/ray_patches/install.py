@@ -74,7 +74,7 @@ def find_ray(ray_dir: Path | None = None) -> Path:
         raise MachineError(
             "Ray is not installed in this Python.", remedy="Install the kit's dependencies, or name a Ray: --ray=DIR."
         )
-    return Path(spec.origin).resolve().parent
+    return Path(spec.origin).parent.resolve()
 
 
 def ray_version(ray_dir: Path) -> str:

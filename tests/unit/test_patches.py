@@ -431,6 +431,25 @@ def test_where_a_ray_is_looked_for(ray_dir: Path, tmp_path: Path) -> None:
         ray_patches.find_ray(tmp_path)
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_files_that_are_links_into_a_shared_cache(
+    ray_dir: Path, patches: Path, tmp_path: Path, link: Callable[..., None]
+) -> None:
+    """As uv installs with its link modes: the cache, which other environments share, stays as it is."""
+    before = contents(ray_dir)
+    package = tmp_path / "env" / "ray"
+    shutil.copytree(ray_dir, package, copy_function=link)
+    code = "from repro import ray_patches; from pathlib import Path; "
+    code += f"ray_patches.apply(patches_dir=Path({str(patches)!r}))"
+    env = {**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{Path(__file__).parents[2]}"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert states(package, patches) == {"first": "applied", "second": "applied"}
+    assert contents(ray_dir) == before
+    ray_patches.revert(package, patches_dir=patches)
+    assert contents(package) == before
+
+
 def test_finding_the_installed_ray_does_not_import_it() -> None:
     code = "import sys; from repro import ray_patches; print(ray_patches.find_ray()); assert 'ray' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
