@@ -6,14 +6,15 @@
 #include <cctype>
 #include <cstdio>
 
+#include "profiler_names.h"
+
 namespace profiler_flush {
 
 namespace {
 
-// A hung exporter may still wake up for a timer now and then; less than this share of the time is not work.
-constexpr double kBusyShare = 0.02;
-// Two ticks of the kernel's usual CPU clock: one may be rounding.
-constexpr int64_t kBusyMinimumMs = 20;
+// A hung exporter may still wake up for a timer now and then: this much CPU time within one period is work, less is not.
+constexpr int64_t kBusyMs = 20;  // two ticks of the kernel's usual CPU clock; one may be rounding
+constexpr int64_t kBusyPeriodMs = 1000;
 constexpr int64_t kLogEveryMs = 10 * 1000;
 
 using Table = std::map<pid_t, Process>;
@@ -55,24 +56,22 @@ void DropDead(Members &members, const Table &table) {
 
 }  // namespace
 
-bool IsProfilerName(const std::string &name) { return name.rfind("nsys", 0) == 0; }
-
 class FlushWindow {
  public:
   enum class State { kArmed, kOpen, kTerminating, kKilling, kClosed };
 
-  FlushWindow(const Process &target, const Process &launcher, bool group_is_its_own, const Limits &limits,
+  // A launcher that does not lead its group shares it with strangers, the raylet among them.
+  FlushWindow(const Process &target, const Process &launcher, std::set<FileId> inherited_files, const Limits &limits,
               Processes &processes, const Log &log)
       : target_(target),
         launcher_(launcher),
-        group_(group_is_its_own ? launcher.group : 0),
+        group_(launcher.group == launcher.pid ? launcher.group : 0),
         limits_(limits),
         processes_(processes),
-        log_(log) {
+        log_(log),
+        inherited_files_(std::move(inherited_files)) {
     targets_[target.pid] = target.start;
     profilers_[launcher.pid] = launcher.start;
-    // The launcher inherited the raylet's log files: they grow without its doing.
-    for (const auto &[file, size] : processes_.OpenFiles(launcher)) inherited_files_.insert(file);
   }
 
   State state() const { return state_; }
@@ -104,7 +103,10 @@ class FlushWindow {
 
   void Step(const Table &table, int64_t now_ms) {
     Classify(table);
-    launcher_alive_ = profilers_.count(launcher_.pid) > 0;
+    if (launcher_alive_ && !profilers_.count(launcher_.pid)) {
+      launcher_alive_ = false;
+      progress_ms_ = now_ms;  // from here on its helpers are stragglers
+    }
     if (state_ == State::kArmed && !targets_.count(target_.pid)) {
       Open(now_ms, "worker " + std::to_string(target_.pid) + " ended");
     }
@@ -134,7 +136,7 @@ class FlushWindow {
       for (const auto &[pid, process] : table) {
         if (Known(process)) continue;
         const bool in_group = group_ != 0 && process.group == group_;
-        const bool named = IsProfilerName(process.name);
+        const bool named = IsProfilerName(process.name.c_str());
         const bool daemon = named && process.pid == process.session &&
                             NamesSessionOf(processes_.Arguments(process), launcher_.pid);
         if (!in_group && !daemon) continue;
@@ -155,6 +157,9 @@ class FlushWindow {
       Close(now_ms);
       return;
     }
+    // A raylet that stops does not always end its workers: some it expects to notice that it is gone.
+    const Process *target = Find(table, target_.pid, target_.start);
+    if (target && now_ms - opened_ms_ >= limits_.target_ms) processes_.Signal(*target, SIGKILL);
     const int64_t idle_limit_ms = launcher_alive_ ? limits_.idle_ms : limits_.straggler_ms;
     const int64_t idle_ms = now_ms - progress_ms_;
     std::string passed;
@@ -182,12 +187,17 @@ class FlushWindow {
       return;
     }
     if (now_ms - ending_ms_ < limits_.terminate_ms) return;
+    if (now_ms - ending_ms_ >= limits_.give_up_ms) {
+      log_("cannot kill " + List(table) + "; leaving it");
+      Close(now_ms);
+      return;
+    }
     if (state_ == State::kTerminating) log_("killing " + List(table));
     state_ = State::kKilling;
     SignalAll(table, SIGKILL);
   }
 
-  // Progress is CPU time of the profiler's processes, or a change of what they have written.
+  // Progress is CPU time of the profiler's processes, a change of what they have written, or the target's end.
   void NoteProgress(const Table &table, int64_t now_ms) {
     std::map<FileId, int64_t> files;
     for (const auto &[pid, start] : profilers_) {
@@ -201,15 +211,17 @@ class FlushWindow {
     for (const auto &[file, size] : files) {
       if (!inherited_files_.count(file)) output_bytes += size;
     }
-    const int64_t worked_ms = cpu_ms_ - cpu_at_progress_ms_;
-    const bool busy = worked_ms >= kBusyMinimumMs && worked_ms >= kBusyShare * (now_ms - progress_ms_);
+    const bool busy = cpu_ms_ - cpu_at_mark_ms_ >= kBusyMs;
     const bool wrote = cpu_baseline_taken_ && output_bytes != output_bytes_;
+    const bool target_ended = target_alive_ && !targets_.count(target_.pid);  // only now can the export begin
+    if (busy || now_ms - mark_ms_ >= kBusyPeriodMs) {
+      mark_ms_ = now_ms;
+      cpu_at_mark_ms_ = cpu_ms_;
+    }
+    if (busy || wrote || target_ended) progress_ms_ = now_ms;
     cpu_baseline_taken_ = true;
     output_bytes_ = output_bytes;
-    if (busy || wrote) {
-      progress_ms_ = now_ms;
-      cpu_at_progress_ms_ = cpu_ms_;
-    }
+    target_alive_ = targets_.count(target_.pid) > 0;
   }
 
   void SignalAll(const Table &table, int signal) {
@@ -242,16 +254,18 @@ class FlushWindow {
   const Limits limits_;
   Processes &processes_;
   const Log &log_;
+  const std::set<FileId> inherited_files_;
   State state_ = State::kArmed;
   bool launcher_alive_ = true;
+  bool target_alive_ = true;
   Members targets_;
   Members profilers_;
-  std::set<FileId> inherited_files_;
   std::map<std::pair<pid_t, uint64_t>, int64_t> cpu_seen_ms_;
   bool cpu_baseline_taken_ = false;
   int64_t cpu_ms_ = 0;  // of all profiler processes since the window opened
   int64_t output_bytes_ = 0;
-  int64_t cpu_at_progress_ms_ = 0;
+  int64_t mark_ms_ = 0;  // start of the current period
+  int64_t cpu_at_mark_ms_ = 0;
   int64_t progress_ms_ = 0;
   int64_t opened_ms_ = 0;
   int64_t logged_ms_ = 0;
@@ -274,9 +288,13 @@ bool FlushWindows::Track(pid_t target, pid_t launcher) {
   } else {
     worker.pid = target;  // ended before we came to look; start 0 matches nobody, so the window opens at once
   }
-  // A launcher that does not lead its group shares it with strangers, the raylet among them.
-  const bool group_is_its_own = launcher_found->second.group == launcher;
-  windows_.push_back(std::make_unique<FlushWindow>(worker, launcher_found->second, group_is_its_own, limits_,
+  // What the launcher's parent has open, the raylet's logs, the launcher inherited: it grows without its doing.
+  std::set<FileId> inherited_files;
+  const auto parent = table.find(launcher_found->second.parent);
+  if (parent != table.end()) {
+    for (const auto &[file, size] : processes_.OpenFiles(parent->second)) inherited_files.insert(file);
+  }
+  windows_.push_back(std::make_unique<FlushWindow>(worker, launcher_found->second, std::move(inherited_files), limits_,
                                                    processes_, log_));
   windows_.back()->Step(table, clock_.NowMs());
   if (stopping_) windows_.back()->Open(clock_.NowMs(), "the raylet stops");

@@ -5,10 +5,10 @@
 // target's end to the launcher's is the flush window:
 //
 //     armed        the target runs; nothing is limited
-//     open         the target ended or the raylet stops; no process of the profiler is signalled
+//     open         the target ended, or has to because the raylet stops; no process of the profiler is signalled
 //     terminating  a limit passed: SIGTERM to everything that belongs to the window
 //     killing      some of it outlived SIGTERM: SIGKILL, again at each step until nothing is left
-//     closed       launcher and helpers are gone
+//     closed       launcher and helpers are gone, or cannot be killed (a process stuck in the kernel)
 //
 // The core knows neither Ray nor the kernel: processes and time are interfaces, so that tests can fake both.
 #pragma once
@@ -61,11 +61,10 @@ struct Limits {
   int64_t idle_ms = 10 * 1000;       // without progress while the launcher lives
   int64_t straggler_ms = 300;        // without progress of helpers that outlive the launcher
   int64_t cap_ms = 10 * 60 * 1000;   // in all, progress or not
+  int64_t target_ms = 1000;          // for a target that still runs when its window opens, then SIGKILL for it alone
   int64_t terminate_ms = 200;        // from SIGTERM to SIGKILL; Ray's own delay
+  int64_t give_up_ms = 5 * 1000;     // from SIGTERM to closing the window over what SIGKILL does not end
 };
-
-// Launchers and helpers are known by name: nsys, nsys-launcher, nsys-tee.
-bool IsProfilerName(const std::string &name);
 
 using Log = std::function<void(const std::string &line)>;
 

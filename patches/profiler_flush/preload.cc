@@ -7,6 +7,7 @@
 // Ray preloads it into other processes as well, where it does nothing. Whatever fails, it forgets its windows, and the
 // raylet does what it would have done without it. It uses no C++ library: the raylet exports parts of its own, older one.
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "proc_stat.h"
+#include "raylet_proc.h"
 #include "warden_protocol.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -34,12 +35,6 @@ namespace profiler_flush {
 namespace {
 
 constexpr int kMaxWindows = 1024;
-constexpr int kMaxAncestors = 32;
-
-struct Window {
-  pid_t launcher;
-  pid_t group;  // 0 where the launcher does not lead it
-};
 
 pid_t raylet_pid;  // 0 in every process that is not a raylet
 char lock_path[4096];
@@ -49,8 +44,9 @@ pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // guards what follows
 int warden_socket = -1;
 pid_t warden_pid;
 bool warden_failed;
-Window windows[kMaxWindows];
-int window_count;
+bool stopping;
+Launcher launchers[kMaxWindows];  // with a window
+int launcher_count;
 
 // Also false between fork and exec in a child of the raylet.
 bool InRaylet() { return raylet_pid != 0 && getpid() == raylet_pid; }
@@ -64,17 +60,17 @@ void Say(const char *format, ...) {
   if (length > 0 && write(STDERR_FILENO, line, strlen(line)) < 0) return;  // nowhere else to say it
 }
 
-void ForgetWarden() {
+void ForgetWarden(const char *why) {
   if (warden_socket >= 0) close(warden_socket);
   warden_socket = -1;
   warden_failed = true;
-  window_count = 0;
-  Say("[profiler flush] no warden (%s): profilers are not waited for\n", strerror(errno));
+  launcher_count = 0;
+  Say("[profiler flush] no warden (%s): profilers are not waited for\n", why);
 }
 
 void ForgetWindow(pid_t launcher) {
-  for (int i = 0; i < window_count; ++i) {
-    if (windows[i].launcher == launcher) windows[i--] = windows[--window_count];
+  for (int i = 0; i < launcher_count; ++i) {
+    if (launchers[i].pid == launcher) launchers[i--] = launchers[--launcher_count];
   }
 }
 
@@ -99,12 +95,50 @@ bool Tell(MessageKind kind, int32_t first, int32_t second) {
   return length == sizeof(message);
 }
 
+// What this process's exit would do to the workers: they see their connection end, and end.
+void HangUp() {
+  DIR *fds = opendir("/proc/self/fd");
+  if (!fds) return;
+  while (const dirent *entry = readdir(fds)) {
+    const int fd = atoi(entry->d_name);
+    int domain = 0, type = 0;
+    socklen_t size = sizeof(int);
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX &&
+        getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM) {
+      shutdown(fd, SHUT_RDWR);
+    }
+  }
+  closedir(fds);
+}
+
+// Until the warden has closed every window. It is bounded by the cap itself.
+void WaitForWindows() {
+  pthread_mutex_lock(&mutex);
+  const int socket = warden_socket;
+  warden_socket = -1;
+  stopping = true;
+  pthread_mutex_unlock(&mutex);
+  if (socket < 0) return;
+  const Message stop = {MessageKind::kStop, 0, 0};
+  if (send(socket, &stop, sizeof(stop), MSG_NOSIGNAL) == sizeof(stop)) {
+    HangUp();
+    Message message;
+    ssize_t length;
+    do {
+      length = recv(socket, &message, sizeof(message), 0);
+    } while (length > 0 || (length < 0 && errno == EINTR));
+  }
+  close(socket);
+}
+
+void AtExit() {
+  if (InRaylet()) WaitForWindows();
+}
+
 bool StartWarden() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return false;
-  char pid_text[16];
-  snprintf(pid_text, sizeof(pid_text), "%d", static_cast<int>(raylet_pid));
-  char *const arguments[] = {warden_path, pid_text, lock_path, nullptr};
+  char *const arguments[] = {warden_path, lock_path, nullptr};
 
   // The raylet's environment without this library.
   int variables = 0;
@@ -141,39 +175,28 @@ bool StartWarden() {
     return false;
   }
   warden_socket = ends[0];
+  // Registered this late it runs before the raylet's static destructors, while its other threads can still run.
+  atexit(AtExit);
   return true;
 }
 
-bool IsTracked(pid_t launcher) {
-  for (int i = 0; i < window_count; ++i) {
-    if (windows[i].launcher == launcher) return true;
+bool HasWindow(pid_t launcher) {
+  for (int i = 0; i < launcher_count; ++i) {
+    if (launchers[i].pid == launcher) return true;
   }
   return false;
 }
 
-// The profiler between the raylet and a worker: the outermost ancestor with a profiler's name; launcher 0 if none.
-Window LauncherOf(pid_t worker) {
-  Window found = {0, 0};
-  ProcStat stat;
-  pid_t pid = worker;
-  for (int i = 0; i < kMaxAncestors && ReadProcStat(pid, &stat); ++i) {
-    if (pid != worker && strncmp(stat.name, "nsys", 4) == 0) found = {pid, stat.group == pid ? pid : 0};
-    if (stat.parent == raylet_pid) return found;
-    pid = stat.parent;
-  }
-  return {0, 0};
-}
-
 void OnRegistered(pid_t worker) {
-  const Window window = LauncherOf(worker);
-  if (window.launcher == 0) return;
+  const Launcher launcher = FindLauncher(worker, raylet_pid);
+  if (launcher.pid == 0) return;
   pthread_mutex_lock(&mutex);
-  if (warden_socket >= 0 && !Listen()) ForgetWarden();
-  if (!warden_failed && !IsTracked(window.launcher) && window_count < kMaxWindows) {
-    if ((warden_socket >= 0 || StartWarden()) && Tell(MessageKind::kTrack, worker, window.launcher)) {
-      windows[window_count++] = window;
+  if (warden_socket >= 0 && !Listen()) ForgetWarden("it is gone");
+  if (!warden_failed && !HasWindow(launcher.pid) && launcher_count < kMaxWindows) {
+    if ((warden_socket >= 0 || StartWarden()) && Tell(MessageKind::kTrack, worker, launcher.pid)) {
+      launchers[launcher_count++] = launcher;
     } else {
-      ForgetWarden();
+      ForgetWarden(strerror(errno));
     }
   }
   pthread_mutex_unlock(&mutex);
@@ -183,54 +206,19 @@ void OnRegistered(pid_t worker) {
 bool Withhold(pid_t pid, bool whole_group, int signal) {
   bool withheld = false;
   pthread_mutex_lock(&mutex);
-  if (warden_socket >= 0 && !Listen()) ForgetWarden();
+  if (warden_socket >= 0 && !Listen()) ForgetWarden("it is gone");
   // Ray's clean-up of adopted orphans takes the warden for one.
   if (warden_socket >= 0 && !whole_group && pid == warden_pid) withheld = true;
-  for (int i = 0; i < window_count && !withheld; ++i) {
-    if (whole_group && pid == windows[i].group) {
-      withheld = Tell(MessageKind::kSignalTargets, pid, signal);
-      if (!withheld) ForgetWarden();
-    } else if (!whole_group && pid == windows[i].launcher) {
+  for (int i = 0; i < launcher_count && !withheld; ++i) {
+    if (whole_group && pid == launchers[i].group) {
+      withheld = stopping || Tell(MessageKind::kSignalTargets, pid, signal);
+      if (!withheld) ForgetWarden(strerror(errno));
+    } else if (!whole_group && pid == launchers[i].pid) {
       withheld = true;
     }
   }
   pthread_mutex_unlock(&mutex);
   return withheld;
-}
-
-// Until the warden has closed every window. It is bounded by the cap itself.
-void WaitForWindows() {
-  pthread_mutex_lock(&mutex);
-  const int socket = warden_socket;
-  warden_socket = -1;
-  pthread_mutex_unlock(&mutex);
-  if (socket < 0) return;
-  const Message stop = {MessageKind::kStop, 0, 0};
-  if (send(socket, &stop, sizeof(stop), MSG_NOSIGNAL) == sizeof(stop)) {
-    Message message;
-    ssize_t length;
-    do {
-      length = recv(socket, &message, sizeof(message), 0);
-    } while (length > 0 || (length < 0 && errno == EINTR));
-  }
-  close(socket);
-}
-
-// The value of --name=value on this process's command line.
-bool CommandLineValue(const char *option, char *value, size_t size) {
-  const int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  static char text[1 << 17];
-  size_t length = 0;
-  ssize_t got;
-  while (length < sizeof(text) - 1 && (got = read(fd, text + length, sizeof(text) - 1 - length)) > 0) length += got;
-  close(fd);
-  text[length] = 0;
-  for (const char *word = text; word < text + length; word += strlen(word) + 1) {
-    if (strncmp(word, option, strlen(option)) != 0) continue;
-    return snprintf(value, size, "%s", word + strlen(option)) < static_cast<int>(size);
-  }
-  return false;
 }
 
 __attribute__((constructor)) void OnLoad() {
@@ -241,22 +229,18 @@ __attribute__((constructor)) void OnLoad() {
   const char *name = strrchr(path, '/');
   if (!name || strcmp(name + 1, "raylet") != 0) return;
 
-  char session_folder[3900];
-  Dl_info library;
-  if (!CommandLineValue("--session_dir=", session_folder, sizeof(session_folder))) {
+  if (!LockFileOfThisRaylet(lock_path, sizeof(lock_path))) {
     Say("[profiler flush] no --session_dir on the raylet's command line: profilers are not waited for\n");
     return;
   }
+  Dl_info library;
   if (!dladdr(reinterpret_cast<void *>(&OnLoad), &library) || !library.dli_fname) return;
   const char *slash = strrchr(library.dli_fname, '/');
   const int folder_length = slash ? static_cast<int>(slash - library.dli_fname) : 0;
-  snprintf(warden_path, sizeof(warden_path), "%.*s/profiler_flush_warden", folder_length, library.dli_fname);
-  snprintf(lock_path, sizeof(lock_path), "%s/profiler_flush.%d.lock", session_folder, static_cast<int>(getpid()));
+  const int needed = snprintf(warden_path, sizeof(warden_path), "%.*s/profiler_flush_warden", folder_length,
+                              library.dli_fname);
+  if (needed >= static_cast<int>(sizeof(warden_path))) return;
   raylet_pid = getpid();
-}
-
-__attribute__((destructor)) void OnUnload() {
-  if (InRaylet()) WaitForWindows();
 }
 
 }  // namespace
@@ -268,7 +252,8 @@ __attribute__((destructor)) void OnUnload() {
 EXPORTED int kill(pid_t pid, int signal) noexcept {
   using namespace profiler_flush;
   if (signal != 0 && InRaylet()) {
-    if (pid > 0 && Withhold(pid, false, signal)) return 0;
+    // A crash handler may signal the raylet itself while the mutex is held.
+    if (pid > 0 && pid != raylet_pid && Withhold(pid, false, signal)) return 0;
     if (pid < -1 && Withhold(-pid, true, signal)) return 0;
   }
   return static_cast<int>(syscall(SYS_kill, pid, signal));
@@ -293,7 +278,7 @@ EXPORTED pid_t getpgid(pid_t pid) noexcept {
 
 EXPORTED void _exit(int status) {
   using namespace profiler_flush;
-  if (InRaylet()) WaitForWindows();
+  AtExit();
   for (;;) syscall(SYS_exit_group, status);
 }
 

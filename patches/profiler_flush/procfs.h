@@ -18,6 +18,9 @@ class MonotonicClock : public Clock {
   int64_t NowMs() override;
 };
 
+// One line, one write: to the raylet's error log, which Ray shows to the driver.
+void LogToStderr(const std::string &line);
+
 // RAY_worker_profiler_flush_timeout_ms and RAY_worker_profiler_flush_cap_ms, whole numbers above 0; anything else is
 // reported to log and the default holds.
 Limits LimitsFromEnvironment(const Log &log);

@@ -1,29 +1,24 @@
 // The warden holds the flush windows of one stock raylet, in a process of its own so that they outlive it.
 //
-//     profiler_flush_warden RAYLET_PID LOCK_FILE    (socket to the raylet: file descriptor 3)
+//     profiler_flush_warden LOCK_FILE    (socket to the raylet: file descriptor 3)
 //
-// It ends when the raylet stops or is gone and no window is left. While it has a window it holds LOCK_FILE locked
-// (flock), for ray._private.node to wait on; the file reads "open" once a window is open and "armed" before. A lock
-// ends with its holder, so that nobody waits for a warden that was killed.
+// It ends when the raylet stops or is gone and no window is left.
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <string>
 #include <vector>
 
 #include "procfs.h"
 #include "warden_protocol.h"
+#include "window_lock.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -33,62 +28,10 @@ namespace profiler_flush {
 
 namespace {
 
-void LogLine(const std::string &line) {
-  // One write a line: the raylet's error log, which Ray shows to the driver.
-  const std::string text = "[profiler flush] " + line + "\n";
-  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;  // nowhere else to say it
-}
-
-class WindowLock {
- public:
-  explicit WindowLock(std::string path) : path_(std::move(path)) {}
-  ~WindowLock() { Release(); }
-
-  void Show(const FlushWindows &windows) {
-    if (windows.Empty()) {
-      Release();
-      return;
-    }
-    if (fd_ < 0) {
-      fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-      if (fd_ < 0 || !Lock()) {
-        if (!complained_) LogLine("cannot lock " + path_ + ": " + strerror(errno) + "; ray.shutdown() will not wait");
-        complained_ = true;
-        Release();
-        return;
-      }
-    }
-    const std::string state = windows.AnyOpen() ? "open \n" : "armed\n";  // of one length, so that one replaces the other
-    if (state != shown_ && pwrite(fd_, state.data(), state.size(), 0) > 0) shown_ = state;
-  }
-
- private:
-  bool Lock() {
-    for (int tries = 0; tries < 50; ++tries) {  // whoever looks whether it is locked holds it for a moment
-      if (flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;
-      usleep(2000);
-    }
-    return false;
-  }
-
-  void Release() {
-    if (fd_ < 0) return;
-    unlink(path_.c_str());
-    close(fd_);
-    fd_ = -1;
-    shown_.clear();
-  }
-
-  const std::string path_;
-  int fd_ = -1;
-  std::string shown_;
-  bool complained_ = false;
-};
-
 class Warden {
  public:
   explicit Warden(const char *lock_path)
-      : windows_(LimitsFromEnvironment(LogLine), processes_, clock_, LogLine), lock_(lock_path) {}
+      : windows_(LimitsFromEnvironment(LogToStderr), processes_, clock_, LogToStderr), lock_(lock_path, LogToStderr) {}
 
   void Run() {
     while (!stopping_ || !windows_.Empty()) {
@@ -173,8 +116,8 @@ void CloseInheritedFiles() {
 }  // namespace profiler_flush
 
 int main(int argc, char **argv) {
-  if (argc != 3) {
-    fprintf(stderr, "usage: %s RAYLET_PID LOCK_FILE\n", argv[0]);
+  if (argc != 2) {
+    fprintf(stderr, "usage: %s LOCK_FILE\n", argv[0]);
     return 2;
   }
   // Away from the raylet's session, terminal and files: an open socket of the raylet would hide its death from others.
@@ -183,6 +126,6 @@ int main(int argc, char **argv) {
   signal(SIGINT, SIG_IGN);
   signal(SIGPIPE, SIG_IGN);
   profiler_flush::CloseInheritedFiles();
-  profiler_flush::Warden(argv[2]).Run();
+  profiler_flush::Warden(argv[1]).Run();
   return 0;
 }
