@@ -65,6 +65,9 @@ START_LIMIT_S: Final = 120.0
 WORK_LIMIT_S: Final = 300.0
 FLUSH_LIMIT_S: Final = 660.0
 """For a driver that waits for reports, and for a shutdown: above the flush window's hard cap of ten minutes."""
+LATE_LIMIT_S: Final = 60.0
+LATE_S_PER_MB: Final = 2.0
+"""Wait for what outlived the driver: 60 s, and for each MB of its reports 2 s more (0.3 measured, one at a time)."""
 _PHASE_LIMITS_S: Final[Mapping[str, float]] = {
     "starting the driver": START_LIMIT_S,
     "starting Ray": START_LIMIT_S,
@@ -274,7 +277,7 @@ class _ProcessArm(_Arm):
             )
 
     def _wait_until_gone(self, tree: ProcessTree) -> None:
-        limit_s = 60 + 2 * self._result.report_mb * self._result.actors
+        limit_s = LATE_LIMIT_S + LATE_S_PER_MB * self._result.report_mb * self._result.actors
         deadline = time.monotonic() + limit_s
         while tree.members() and time.monotonic() < deadline:
             time.sleep(0.25)

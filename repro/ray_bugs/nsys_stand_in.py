@@ -18,7 +18,7 @@ the whole report. Exit status: the command's.
 
 ``nsys export --type sqlite -o OUT REPORT`` writes a small SQLite file and fails for a report that is not whole.
 
-Knobs, all environment variables:
+Knobs, all environment variables, for every report but Ray's own trial (``TRIAL``):
 
 - ``NSYS_STAND_IN_EXPORT_S``: seconds of exporting (3); ``NSYS_STAND_IN_REPORT_BYTES``: size of the report (1,000,000)
 - ``NSYS_STAND_IN_MODE``: ``normal``; ``hang`` (half a report, then neither CPU time nor output); ``for-ever`` (the
@@ -45,6 +45,9 @@ from pathlib import Path
 
 VERSION = "nsys stand-in 1 (reproduces the process structure only; not NVIDIA Nsight Systems)"
 MODES = ("normal", "hang", "for-ever", "busy", "empty", "partial", "corrupt", "missing")
+
+TRIAL = "empty"
+"""Name of the report of the run with which Ray's nsight plugin tries its options; the knobs are not for that one."""
 
 _HEAD = b"nsys stand-in report\n"
 _TAIL = b"\nend of stand-in report, %012d bytes\n"
@@ -189,10 +192,13 @@ def _agent() -> int:
 def _export_report(report: Path, mode: str) -> None:
     """Write what ``mode`` leaves behind, over NSYS_STAND_IN_EXPORT_S seconds."""
     signal.alarm(int(os.environ.get("NSYS_STAND_IN_LIFE_S", "900")))
-    seconds = float(os.environ.get("NSYS_STAND_IN_EXPORT_S", "3"))
+    trial = report.stem == TRIAL
+    seconds = 0.0 if trial else float(os.environ.get("NSYS_STAND_IN_EXPORT_S", "3"))
     size = int(os.environ.get("NSYS_STAND_IN_REPORT_BYTES", "1000000"))
     payload = max(0, size - len(_HEAD) - len(_TAIL % 0))
     stream = Path(tempfile.gettempdir()) / f"nsys-report-{os.getpid():x}.qdstrm"
+    if trial:
+        mode = "normal"
     if mode in ("missing", "partial"):
         _grow(stream, size, seconds)
         if mode == "missing":

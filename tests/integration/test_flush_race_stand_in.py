@@ -142,6 +142,11 @@ def test_what_a_mode_leaves(bench: Bench, mode: str, size: int | None, streams: 
     assert len(bench.streams()) == streams
 
 
+def test_knobs_are_not_for_the_trial_of_rays_plugin(bench: Bench) -> None:
+    assert bench.profile("true", output="empty", MODE="hang", EXPORT_S="100").wait(GUARD_S) == 0
+    assert export_problem(_tool(), bench.folder / "empty.nsys-rep") is None
+
+
 def test_a_killed_profiler_leaves_an_agent_that_finishes_the_report(bench: Bench) -> None:
     process = bench.profile("true", EXPORT_S="3")
     _until(bench.report.exists, "the export's begin")
