@@ -18,8 +18,6 @@ from typing import IO
 from repro.capture.messages import (
     Answer,
     Batches,
-    Calibrate,
-    Calibrated,
     Failed,
     Measure,
     Measured,
@@ -32,7 +30,6 @@ from repro.capture.messages import (
 )
 from repro.errors import NotReproducedError
 from repro.workload import graph
-from repro.workload.prep import calibrate
 
 
 class Driver:
@@ -47,9 +44,7 @@ class Driver:
             if isinstance(request, Start):
                 self._send(self._start(request))
             elif isinstance(request, Measure):
-                self._send(self._measure())
-            elif isinstance(request, Calibrate):
-                self._send(Calibrated(prep=calibrate(request.rows, request.cols, request.prep_ms)))
+                self._send(Measured(store_ms_per_mib=graph.measure_store()))
             else:
                 self._send(self._run(request))
         except Exception as error:
@@ -78,12 +73,9 @@ class Driver:
         graph.configure_ray_data()
         return Started(node=str(ray.get_runtime_context().get_node_id()))
 
-    def _measure(self) -> Measured:
-        store_ms_per_mib, task_ms = graph.measure_store()
-        return Measured(store_ms_per_mib=store_ms_per_mib, task_ms=task_ms)
-
     def _run(self, request: Run) -> Ran:
         plan = request.plan
+        graph.warm_up(plan.prep)
         started_ns = time.monotonic_ns()
         results = graph.run(plan, lambda received: self._send(Batches(received=received)))
         wrong = None

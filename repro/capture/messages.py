@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from repro.workload.plan import WorkloadPlan
-from repro.workload.prep import PrepPlan
 
 
 class _Message(BaseModel):
@@ -29,18 +28,9 @@ class Start(_Message):
 
 
 class Measure(_Message):
-    """Measure what a MiB through the object store costs, and warm the task workers up."""
+    """Measure what a MiB through the object store costs."""
 
     kind: Literal["measure"] = "measure"
-
-
-class Calibrate(_Message):
-    """Find the passes of prep that take ``prep_ms`` of CPU time on a batch of this shape."""
-
-    kind: Literal["calibrate"] = "calibrate"
-    rows: int
-    cols: int
-    prep_ms: float
 
 
 class Run(_Message):
@@ -58,12 +48,6 @@ class Started(_Message):
 class Measured(_Message):
     kind: Literal["measured"] = "measured"
     store_ms_per_mib: float
-    task_ms: float
-
-
-class Calibrated(_Message):
-    kind: Literal["calibrated"] = "calibrated"
-    prep: PrepPlan
 
 
 class Batches(_Message):
@@ -99,8 +83,8 @@ class Failed(_Message):
     detail: str
 
 
-Request = Start | Measure | Calibrate | Run
-Answer = Started | Measured | Calibrated | Batches | Ran | Failed
+Request = Start | Measure | Run
+Answer = Started | Measured | Batches | Ran | Failed
 
 _requests: TypeAdapter[Any] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _answers: TypeAdapter[Any] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])

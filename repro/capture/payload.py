@@ -16,11 +16,10 @@ _SMALLEST_SHARE = 32
 
 @dataclass(frozen=True)
 class Costs:
-    """What this machine charges: CPU time of a MiB through the object store, and time of an empty task of the graph."""
+    """What this machine has and charges: cores, and CPU time of a MiB through the object store."""
 
     cores: int
     store_ms_per_mib: float
-    task_ms: float
 
 
 def stage_ms(spec: RunSpec, model: DeviceModel) -> float:
@@ -33,7 +32,7 @@ def stage_ms(spec: RunSpec, model: DeviceModel) -> float:
 def choose_payload(spec: RunSpec, model: DeviceModel, costs: Costs) -> PayloadRecord:
     """The rows that travel, by ``spec.payload``.
 
-    ``auto``: a batch costs a producer its prep, an empty task, and two ways through the object store (the batch in, the
+    ``auto``: a batch costs a producer its prep and two ways through the object store (the batch in, the
     result out). All cores but the one of the GPU stage produce. Rows are halved until that fits into
     90% of the stage's time, or 1/32 is left.
     """
@@ -42,7 +41,7 @@ def choose_payload(spec: RunSpec, model: DeviceModel, costs: Costs) -> PayloadRe
     row_mib = spec.cols * 4 / 2**20
 
     def cost_ms(rows: int) -> float:
-        return spec.prep_ms + costs.task_ms + 2 * rows * row_mib * costs.store_ms_per_mib
+        return spec.prep_ms + 2 * rows * row_mib * costs.store_ms_per_mib
 
     if spec.payload == "full":
         return _record(spec, spec.rows, "asked for: the whole batch travels")
@@ -54,8 +53,8 @@ def choose_payload(spec: RunSpec, model: DeviceModel, costs: Costs) -> PayloadRe
         rows = max(1, rows // 2)
     fed = "can" if cost_ms(rows) <= budget_ms else "still cannot"
     reason = (
-        f"auto: {costs.cores} cores, {costs.store_ms_per_mib:.2f} ms of CPU a MiB through the object store and "
-        f"{costs.task_ms:.1f} ms a task; with {rows} of {spec.rows} rows {producers} of them {fed} prepare a batch "
+        f"auto: {costs.cores} cores, {costs.store_ms_per_mib:.2f} ms of CPU a MiB through the object store; "
+        f"with {rows} of {spec.rows} rows {producers} of them {fed} prepare a batch "
         f"in {_MARGIN:.0%} of the {stage_ms(spec, model):.1f} ms that the GPU stage takes"
     )
     return _record(spec, rows, reason)

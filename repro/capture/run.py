@@ -79,14 +79,13 @@ class _Capturing:
     def capture(self, missing: list[tuple[ProfileSpec, int]]) -> None:
         with self._progress.waiting("Starting Ray"):
             node = self._session.start().node
-        with self._progress.waiting("Warming up workers, measuring the object store"):
+        with self._progress.waiting("Measuring the object store"):
             measured = self._session.measure()
         if self._record.payload is None:
-            costs = Costs(int(self._record.machine["cores"]), measured.store_ms_per_mib, measured.task_ms)
+            costs = Costs(int(self._record.machine["cores"]), measured.store_ms_per_mib)
             self._record.payload = choose_payload(self._spec, self._model, costs)
             self._run.write(self._record)
-        with self._progress.waiting("Calibrating prep"):
-            prep = self._session.calibrate(self._record.payload.travelled_rows, self._spec.cols, self._spec.prep_ms)
+        prep = PrepPlan(self._record.payload.travelled_rows, self._spec.cols, self._spec.prep_ms)
         for done, (profile, repeat) in enumerate(missing, 1):
             name = self._run.stem(profile.name, repeat)
             with self._progress.waiting(f"[{done}/{len(missing)}] {name}: {profile.stage}"):
@@ -98,9 +97,7 @@ class _Capturing:
         assert self._record.payload
         log = self._session.folder / f"{self._run.stem(profile.name, repeat)}.jsonl"
         plan = workload_plan(self._spec, profile, prep, log)
-        capture = CaptureRecord(
-            profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node, prep_ms=prep.cpu_ms
-        )
+        capture = CaptureRecord(profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node)
         try:
             ran = self._session.run(plan)
         except KitError as error:
@@ -121,6 +118,7 @@ class _Capturing:
             update={
                 "file": str(path.relative_to(self._run.root)),
                 "sha256": sha256_of(path),
+                "prep_ms": ran.prep_ms,
                 "wall_s": ran.wall_s,
                 "warmup_s": ran.warmup_s,
                 "batches": self._spec.blocks,
@@ -128,8 +126,6 @@ class _Capturing:
                 "producer_bound": producer_bound,
                 "extra": {
                     "warmup_batches": plan.warmup_blocks,
-                    "prep_passes": prep.passes,
-                    "prep_cpu_ms_in_window": ran.prep_ms,
                     "stage_call_ms": ran.call_ms,
                     "source_interval_ms": plan.interval_ms,
                 },

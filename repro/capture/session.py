@@ -25,8 +25,6 @@ import repro
 from repro.capture.messages import (
     Answer,
     Batches,
-    Calibrate,
-    Calibrated,
     Failed,
     Measure,
     Measured,
@@ -39,8 +37,7 @@ from repro.capture.messages import (
 )
 from repro.errors import KitError, MachineError, WaitTimeoutError
 from repro.procs import ProcessTree
-from repro.workload.plan import WorkloadPlan
-from repro.workload.prep import PrepPlan
+from repro.workload.plan import MIN_PREP_TASKS, WorkloadPlan
 
 START_LIMIT_S = 90.0
 MEASURE_LIMIT_S = 90.0
@@ -49,7 +46,7 @@ STALL_LIMIT_S = 90.0
 
 OBJECT_STORE_BYTES = 2 << 30
 
-_A = TypeVar("_A", Started, Measured, Calibrated, Ran)
+_A = TypeVar("_A", Started, Measured, Ran)
 
 
 class DriverFailedError(KitError):
@@ -77,7 +74,7 @@ class Session:
             with self.driver_log.open("wb") as log:
                 self._tree = ProcessTree(
                     [*self._argv, str(sending)],
-                    env=_environment(),
+                    env=_environment(self._cpus),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -113,13 +110,8 @@ class Session:
         return self._ask(request, Started, what, START_LIMIT_S)
 
     def measure(self) -> Measured:
-        """Warm the task workers up and measure the object store."""
+        """Measure the object store."""
         return self._ask(Measure(), Measured, "the object store measurement", MEASURE_LIMIT_S)
-
-    def calibrate(self, rows: int, cols: int, prep_ms: float) -> PrepPlan:
-        request = Calibrate(rows=rows, cols=cols, prep_ms=prep_ms)
-        limit_s = MEASURE_LIMIT_S + prep_ms * 0.2
-        return self._ask(request, Calibrated, "the calibration of prep", limit_s).prep
 
     def run(self, plan: WorkloadPlan, on_batch: Callable[[int], None] = lambda received: None) -> Ran:
         """Run one pipeline. The limit is on the time without a batch, not on the whole."""
@@ -188,7 +180,7 @@ class Session:
         )
 
 
-def _environment() -> dict[str, str]:
+def _environment(cpus: int) -> dict[str, str]:
     """The driver's environment: the caller's, without what would lead Ray elsewhere or on the network."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_TMPDIR")}
     package_parent = str(Path(repro.__file__).resolve().parent.parent)
@@ -201,5 +193,7 @@ def _environment() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
         "OMP_NUM_THREADS": "1",
+        # Ray ends idle workers above this number; the warm ones of all prep tasks and the next actor must stay.
+        "RAY_num_workers_soft_limit": str(max(cpus, MIN_PREP_TASKS) + 2),
     }
     return environment

@@ -6,21 +6,26 @@ arrive and dropped, so a run holds a few batches in memory at a time.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from repro.device.emulated import checksum, expected_checksum
-from repro.errors import NotReproducedError
+from repro.errors import NotReproducedError, WaitTimeoutError
 from repro.workload import staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
-from repro.workload.plan import IN_FLIGHT, OVERLAP_THREADS, WorkloadPlan
-from repro.workload.prep import expected, prepare
+from repro.workload.plan import IN_FLIGHT, MIN_PREP_TASKS, TASK_THREADS, WorkloadPlan
+from repro.workload.prep import PrepPlan, expected, prepare
 
 ACTOR_START_S = 60
+MEETING_S = 60
+POLL_DELAY_MS = 50.0
+"""Mean time until Ray Data's poll every 100 ms notices that a task is done."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +129,13 @@ def _stream(plan: WorkloadPlan) -> Iterator[Batch]:
     import ray.data
 
     blocks = plan.warmup_blocks + plan.blocks
-    batches = ray.data.range(blocks, override_num_blocks=blocks)
+    batches: Any = ray.data.range(blocks, override_num_blocks=blocks)
     if plan.mode != "inline":
-        batches = batches.map_batches(_prepare, batch_format="numpy", fn_kwargs={"plan": plan})
+        # Of n tasks that wait at a time each may take n intervals.
+        hold_ms = max(0.0, plan.interval_ms * prep_tasks() - POLL_DELAY_MS) if plan.interval_ms else 0.0
+        batches = batches.map_batches(
+            _prepare, batch_format="numpy", fn_kwargs={"prep": plan.prep, "hold_ms": hold_ms}, num_cpus=_prep_cpus()
+        )
     batches = batches.map_batches(
         STAGES[plan.mode],
         batch_format="numpy",
@@ -146,39 +155,53 @@ def _stage_options(plan: WorkloadPlan) -> dict[str, Any]:
         options = staging.staging_options(plan)
         strategy: Any = ActorPoolStrategy  # the patch adds the parameter
         return {"compute": strategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, pinned_staging=options)}
-    if plan.mode == "overlap":
-        compute = ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, enable_true_multi_threading=True)
-        return {"compute": compute, "max_concurrency": OVERLAP_THREADS}
-    return {"compute": ActorPoolStrategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT)}
+    compute = ActorPoolStrategy(
+        size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, enable_true_multi_threading=plan.mode == "overlap"
+    )
+    return {"compute": compute, "max_concurrency": TASK_THREADS}
 
 
-def _prepare(batch: Any, plan: WorkloadPlan) -> Any:
-    """Prep as an operator of its own: one row in, one whole batch out."""
-    started_ns, started_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+def _prepare(batch: Any, prep: PrepPlan, hold_ms: float) -> Any:
+    """Prep as an operator of its own: one row in, one whole batch out, no sooner than ``hold_ms`` after the start.
+
+    The time above that of the work is waiting (for storage, say), so tasks that run at a time end together and
+    their batches come in groups.
+    """
+    due_ns = time.monotonic_ns() + round(hold_ms * 1e6)
+    started_ns = time.thread_time_ns()
     number = int(batch["id"][0])
-    data = prepare(number, plan.prep)
-    prep_ns = time.thread_time_ns() - started_cpu_ns
-    if plan.interval_ms:
-        time.sleep(max(0.0, plan.interval_ms / 1e3 - (time.monotonic_ns() - started_ns) / 1e9))
+    data = prepare(number, prep)
+    prep_ns = time.thread_time_ns() - started_ns
+    time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
     return labelled(data, id=number, prep_ns=prep_ns)
 
 
-def measure_store() -> tuple[float, float]:
-    """What a MiB costs through the object store (ms of CPU time), and what an empty task of the graph takes (ms).
+def warm_up(prep: PrepPlan) -> None:
+    """Have one warm worker for every prep task that can run at a time, and one for the GPU actor.
 
-    Starts and warms the task workers as a side effect. Both are medians.
+    A worker that starts inside a window costs 1 to 2 s of CPU time there, and each actor takes one for good, so this
+    comes before every capture. Each task prepares a batch, then waits for the others to be there, so that no
+    worker runs two.
     """
-    import ray
     import ray.data
 
-    def pass_through(blocks: int) -> float:
-        started = time.monotonic()
-        for _ in ray.data.range(blocks, override_num_blocks=blocks).map_batches(_same).iter_batches(batch_size=None):
+    tasks = prep_tasks() + 1
+    with tempfile.TemporaryDirectory(prefix="repro-meeting-") as folder:
+        batches: Any = ray.data.range(tasks, override_num_blocks=tasks)
+        batches = batches.map_batches(
+            _meet,
+            batch_format="numpy",
+            fn_kwargs={"prep": prep, "folder": Path(folder), "tasks": tasks},
+            num_cpus=_prep_cpus() * prep_tasks() / tasks,
+        )
+        for _ in batches.iter_batches(batch_size=None):
             pass
-        return (time.monotonic() - started) * 1e3
 
-    pass_through(8)  # workers start and import
-    task_ms = float(np.median([(pass_through(24) - pass_through(8)) / 16 for _ in range(3)]))
+
+def measure_store() -> float:
+    """CPU time of a MiB through the object store, in and read once, in ms (median of five arrays of 16 MiB)."""
+    import ray
+
     mib = 16
     data = np.ones(mib << 18, np.float32)
     samples = []
@@ -188,11 +211,33 @@ def measure_store() -> tuple[float, float]:
         checksum(ray.get(reference))
         samples.append((time.process_time() - started) * 1e3 / mib)
         del reference
-    return float(np.median(samples)), max(0.0, task_ms)
+    return float(np.median(samples))
 
 
-def _same(batch: Any) -> Any:
+def _meet(batch: Any, prep: PrepPlan, folder: Path, tasks: int) -> Any:
+    prepare(0, prep)
+    (folder / str(batch["id"][0])).touch()
+    deadline = time.monotonic() + MEETING_S
+    while len(list(folder.iterdir())) < tasks:
+        if time.monotonic() > deadline:
+            raise WaitTimeoutError(f"Waited {MEETING_S} s for {tasks} Ray workers to be up at the same time.")
+        time.sleep(0.02)
     return batch
+
+
+def prep_tasks() -> int:
+    """Prep tasks that run at a time: one a core beside the GPU stage's, and at least ``MIN_PREP_TASKS``."""
+    return max(MIN_PREP_TASKS, _cpus() - 1)
+
+
+def _prep_cpus() -> float:
+    return (_cpus() - 1) / prep_tasks()
+
+
+def _cpus() -> int:
+    import ray
+
+    return int(ray.cluster_resources()["CPU"])
 
 
 def configure_ray_data() -> None:

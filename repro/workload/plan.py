@@ -12,8 +12,14 @@ IN_FLIGHT = 8
 """Tasks submitted to the GPU actor ahead of time, the same in every mode. Ray Data refills about every 100 ms, so
 a 40 ms stage needs more than three to stay fed."""
 
-OVERLAP_THREADS = 2
-"""Task threads of the overlap mode, each with a stream of its own."""
+TASK_THREADS = 2
+"""``max_concurrency`` of the GPU actor in every mode but staged, which sets its own: one task thread fetches and
+formats a batch while another runs the stage. Without ``enable_true_multi_threading`` the stage still runs one call at a
+time, so that flag is all that tells overlap from split."""
+
+MIN_PREP_TASKS = 3
+"""Ray Data notices finished tasks and submits new ones every 100 ms, so fewer prep tasks at a time could not feed a
+stage that takes 39 ms a batch, however fast the cores are."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,8 @@ class WorkloadPlan:
     """One capture's pipeline.
 
     ``blocks`` batches inside the window follow ``warmup_blocks`` before it. ``nominal_bytes`` is what copies of a batch
-    are accounted at, ``prep`` gives the shape that really travels. ``interval_ms`` is the time between two batches of
-    a source that paces itself (0: as fast as it can).
+    are accounted at, ``prep`` gives the shape that really travels. ``interval_ms`` is the mean time between two
+    batches of a source that waits for its data (0: as fast as it can).
     """
 
     mode: Mode

@@ -1,10 +1,10 @@
-"""CPU preparation of one batch: a fixed amount of work on every element, and its calibration.
+"""CPU preparation of one batch: as many walks over all its elements as fit into the wanted CPU time.
 
-``prepare`` fills a batch with whole numbers and walks over it ``passes`` times (``x = PIVOT - x``, exact in float32
-for these values), so the result is known for every batch without repeating the work. ``calibrate`` finds the number
-of passes that costs the wanted CPU time. On the nominal 2048 x 8192 float32 a pass streams the whole 64 MiB; when
-fewer rows travel, each pass streams those and there are more passes: the CPU time stays, the memory traffic
-is that of a smaller working set.
+``prepare`` fills a batch with whole numbers and walks over it twice at a time (``x = PIVOT - x``, exact in float32 for
+these values, and twice gives ``x`` again) until the thread has used ``cpu_ms``. The time is metered at every batch
+because a calibration at the start does not hold: on a shared machine the cost of a walk was seen to change by half
+within a minute. On the nominal 2048 x 8192 float32 a walk streams the whole 64 MiB; when fewer rows travel it streams
+those and there are more walks: the CPU time stays, the memory traffic is that of a smaller working set.
 """
 
 from __future__ import annotations
@@ -18,59 +18,31 @@ import numpy as np
 PIVOT = np.float32(1021)
 _PERIOD = 251
 _BATCHES = 64
-_MAX_PASSES = 1_000_000
 
 
 @dataclass(frozen=True)
 class PrepPlan:
-    """Shape of a batch and the work on it. ``cpu_ms`` is what ``passes`` cost when calibrated."""
+    """Shape of a batch and the CPU time of its preparation."""
 
     rows: int
     cols: int
-    passes: int
     cpu_ms: float
 
 
 def prepare(batch: int, plan: PrepPlan) -> np.ndarray:
-    """Batch number ``batch``: float32 of ``rows`` x ``cols``, after ``plan.passes`` passes over it."""
-    data = _template(plan.rows, plan.cols) + np.float32(batch % _BATCHES)
-    for _ in range(plan.passes):
+    """Batch number ``batch``: float32 of ``rows`` x ``cols``, after at least two walks and ``plan.cpu_ms``."""
+    until_ns = time.thread_time_ns() + round(plan.cpu_ms * 1e6)
+    data = expected(batch, plan)
+    while True:
         np.subtract(PIVOT, data, out=data)
-    return data
+        np.subtract(PIVOT, data, out=data)
+        if time.thread_time_ns() >= until_ns:
+            return data
 
 
 def expected(batch: int, plan: PrepPlan) -> np.ndarray:
-    """What ``prepare`` returns, from its closed form."""
-    data = _template(plan.rows, plan.cols) + np.float32(batch % _BATCHES)
-    return PIVOT - data if plan.passes % 2 else data
-
-
-def calibrate(rows: int, cols: int, prep_ms: float, *, tries: int = 5) -> PrepPlan:
-    """The number of passes for which ``prepare`` takes ``prep_ms`` of this thread's CPU time.
-
-    Doubles the passes until they cost that much, then interpolates between the last two medians of ``tries``. A batch
-    whose bare filling costs more gets 0 passes; ``cpu_ms`` says what it comes to.
-    """
-    low, low_ms = 0, _median_cpu_ms(rows, cols, 0, tries)
-    if low_ms >= prep_ms:
-        return PrepPlan(rows, cols, 0, low_ms)
-    high = 1
-    while (high_ms := _median_cpu_ms(rows, cols, high, tries)) < prep_ms and high < _MAX_PASSES:
-        low, low_ms, high = high, high_ms, high * 2
-    share = min(1.0, max(0.0, (prep_ms - low_ms) / (high_ms - low_ms))) if high_ms > low_ms else 1.0
-    passes = low + round(share * (high - low))
-    return PrepPlan(rows, cols, passes, _median_cpu_ms(rows, cols, passes, tries))
-
-
-def _median_cpu_ms(rows: int, cols: int, passes: int, tries: int) -> float:
-    plan = PrepPlan(rows, cols, passes, 0.0)
-    prepare(0, plan)  # the first one pays for the template and for fresh memory
-    samples = []
-    for batch in range(tries):
-        started = time.thread_time_ns()
-        prepare(batch, plan)
-        samples.append((time.thread_time_ns() - started) / 1e6)
-    return float(np.median(samples))
+    """What ``prepare`` returns, without the work."""
+    return _template(plan.rows, plan.cols) + np.float32(batch % _BATCHES)
 
 
 @lru_cache(maxsize=1)
