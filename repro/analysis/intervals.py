@@ -23,6 +23,13 @@ class Union:
         keep = slice(np.searchsorted(self.end, first_ns, "right"), np.searchsorted(self.start, last_ns, "left"))
         return Union(np.maximum(self.start[keep], first_ns), np.minimum(self.end[keep], last_ns))
 
+    def touched_by(self, other: Union) -> np.ndarray:
+        """Indexes of the intervals that ``other`` overlaps, ascending."""
+        first = np.searchsorted(self.end, other.start, "right")
+        count = np.searchsorted(self.start, other.end, "left") - first
+        before = np.cumsum(count) - count
+        return np.unique(np.repeat(first - before, count) + np.arange(count.sum()))
+
     def covered_within(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """How much of each interval [start[i], end[i]) the union covers; those intervals may overlap."""
         if not len(self.start):

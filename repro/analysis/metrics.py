@@ -31,10 +31,9 @@ def analyze(path: Path, device_id: int | None = None, *, with_nsys_ai: bool = Tr
     """
     path = Path(path)
     with ThreadPoolExecutor(1, "sha256") as pool:
+        digest = pool.submit(sha256_of, path)  # releases the GIL: runs beside the rest
         profile = read_profile(path)
-        digest = pool.submit(sha256_of, path)  # hashing releases the GIL: it runs beside the arithmetic
-        devices = profile.devices()
-        device = _choose_device(path, profile, devices, device_id)
+        device = _choose_device(path, profile, device_id)
         analysis = measure(profile, device, file=path.name)
         analysis.sha256 = digest.result()
     if with_nsys_ai:
@@ -52,7 +51,9 @@ def measure(profile: Profile, device_id: int, *, file: str = "", sha256: str = "
     span_ns = last_ns - first_ns
     idle = Union(busy.end[:-1], busy.start[1:])
     copying = union(memcpys.start, memcpys.end)
-    copy_in_gap = copying.covered_within(idle.start, idle.end)
+    touched = idle.touched_by(copying)
+    copy_in_gap = np.zeros(len(idle.start), np.int64)
+    copy_in_gap[touched] = copying.covered_within(idle.start[touched], idle.end[touched])
     copy_ns = int(copy_in_gap.sum())
     idle_ns = idle.length_ns
     wait_ns = idle_ns - copy_ns
@@ -74,7 +75,7 @@ def measure(profile: Profile, device_id: int, *, file: str = "", sha256: str = "
         device_id=device_id,
         device_name=profile.device_names.get(device_id),
         emulated=profile.emulated,
-        devices_with_kernels=list(profile.devices()),
+        devices_with_kernels=list(profile.devices),
         span_ns=span_ns,
         busy_ns=busy.length_ns,
         idle_ns=idle_ns,
@@ -207,8 +208,9 @@ def _graph_note(kernels: Rows, graphs: Rows) -> str:
     )
 
 
-def _choose_device(path: Path, profile: Profile, devices: dict[int, int], device_id: int | None) -> int:
+def _choose_device(path: Path, profile: Profile, device_id: int | None) -> int:
     """The device to analyse, or ``NoGpuActivityError`` that says what there is instead."""
+    devices = profile.devices
     having = ", ".join(f"{device} ({count})" for device, count in devices.items())
     if not devices:
         why = [f"The profiler said: {text!r}." for text in profile.diagnostics]

@@ -45,17 +45,30 @@ def read_columns(path: Path, root_page: int, indexes: list[int]) -> list[np.ndar
         usable = page_size - header[20]
         pages = os.fstat(file.fileno()).st_size // page_size
         leaves = _leaf_pages(file, root_page, page_size, pages)
-        parts: list[list[np.ndarray]] = [[] for _ in indexes]
         per_chunk = max(1, _CHUNK_BYTES // page_size)
+        buffer = np.zeros(per_chunk * page_size + _PAD, np.uint8)
+        columns = [np.empty(0, np.int64) for _ in indexes]
+        rows = 0
         for first in range(0, len(leaves), per_chunk):
-            chunk = _read_pages(file, leaves[first : first + per_chunk], page_size)
-            for part, values in zip(parts, _decode(chunk, page_size, usable, indexes), strict=True):
-                part.append(values)
-    columns = []
-    for part in parts:
-        columns.append(np.concatenate(part))
-        part.clear()
-    return columns
+            numbers = leaves[first : first + per_chunk]
+            chunk = buffer[: len(numbers) * page_size + _PAD]
+            _read_pages(file, numbers, page_size, chunk)
+            found = _decode(chunk, page_size, usable, indexes)
+            more = len(found[0])
+            if rows + more > len(columns[0]):
+                # Few large arrays instead of many small ones: fresh pages cost as much as the decoding.
+                full = (rows + more) * len(leaves) // (first + len(numbers))
+                columns = [_grown(column, rows, full + full // 16 + more) for column in columns]
+            for column, values in zip(columns, found, strict=True):
+                column[rows : rows + more] = values
+            rows += more
+    return [column[:rows] for column in columns]
+
+
+def _grown(column: np.ndarray, rows: int, capacity: int) -> np.ndarray:
+    larger = np.empty(capacity, np.int64)
+    larger[:rows] = column[:rows]
+    return larger
 
 
 def _leaf_pages(file: io.FileIO, root_page: int, page_size: int, pages: int) -> np.ndarray:
@@ -101,17 +114,15 @@ def _children(data: bytes, page: int) -> np.ndarray:
     return np.append(left, int.from_bytes(data[start + 8 : start + 12], "big"))
 
 
-def _read_pages(file: io.FileIO, numbers: np.ndarray, page_size: int) -> np.ndarray:
-    """The pages one after the other, padded; runs of neighbours are read at once."""
-    buffer = np.zeros(len(numbers) * page_size + _PAD, np.uint8)
+def _read_pages(file: io.FileIO, numbers: np.ndarray, page_size: int, buffer: np.ndarray) -> None:
+    """Fill ``buffer`` with the pages one after the other; runs of neighbours are read at once."""
     view = buffer.data
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     for first, last in zip(np.append(0, breaks), np.append(breaks, len(numbers)), strict=True):
         file.seek((int(numbers[first]) - 1) * page_size)
         target = view[int(first) * page_size : int(last) * page_size]
         if file.readinto(target) != len(target):
-            raise UnsupportedError(f"the file ends inside page {int(numbers[first])} or a later one")
-    return buffer
+            raise UnsupportedError("the file ends inside the table")
 
 
 def _decode(buffer: np.ndarray, page_size: int, usable: int, indexes: list[int]) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
@@ -75,10 +76,12 @@ class Profile:
     """What the profiler itself warned of, most severe first, at most five."""
     notes: list[str]
 
+    @cached_property
     def devices(self) -> dict[int, int]:
-        """Device id -> number of kernels and graph launches on it."""
-        ids, counts = np.unique(np.concatenate([self.kernels.device, self.graphs.device]), return_counts=True)
-        return dict(zip(ids.tolist(), counts.tolist(), strict=True))
+        """Device id -> number of kernels and graph launches on it, in order of the ids."""
+        counts = Counter(_count(self.kernels.device))
+        counts.update(_count(self.graphs.device))
+        return dict(sorted(counts.items()))
 
 
 @contextmanager
@@ -133,6 +136,18 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
+
+
+def _count(ids: np.ndarray) -> dict[int, int]:
+    """Distinct values and how often each occurs."""
+    if not len(ids):
+        return {}
+    low = int(ids.min())
+    if int(ids.max()) - low < 1 << 16:  # what device ids are: counting beats sorting
+        counts = np.bincount(ids - low)
+        return {low + int(i): int(counts[i]) for i in np.flatnonzero(counts)}
+    values, counts = np.unique(ids, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def _check_file(path: Path) -> None:
@@ -261,7 +276,10 @@ class _Reader:
         return self._usable(Rows(start, end, device, arrays | absent), kind)
 
     def _usable(self, rows: Rows, kind: str) -> Rows:
-        if not len(rows):
+        usable = (
+            (rows.end > rows.start) & (rows.start != NULL) & (rows.device != NULL)
+        )  # an end of NULL is before any start
+        if usable.all():
             return rows
         null = (rows.start == NULL) | (rows.end == NULL)
         no_device = ~null & (rows.device == NULL)
@@ -276,7 +294,7 @@ class _Reader:
         ):
             if count := int(np.count_nonzero(mask)):
                 self.dropped[f"{kind}: {reason}"] += count
-        return rows.where(timed & ~zero & ~negative)
+        return rows.where(usable)
 
     def _read(self, table: str, columns: list[str]) -> list[np.ndarray]:
         """Integer columns of a table as int64 arrays, ``NULL`` for anything that is no integer."""
