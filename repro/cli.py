@@ -8,6 +8,7 @@ imported inside the functions, so that help and ``report`` start without Ray.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import BeforeValidator
 
 from repro import __version__
 from repro.commandline import Commands, Shown, closest, run
-from repro.errors import KitError
+from repro.errors import KitError, MachineError, UsageError
 from repro.procs import terminate_as_interrupt
 from repro.spec import PROFILES, PUBLISHED, RunSpec
 from repro.text import one_line
@@ -29,6 +30,8 @@ ABOUT: Final = (
 STATUSES: Final = """\
 Exit status: 0 done, 1 a claim or an arm did not reproduce, 2 usage or an unreadable or foreign input,
 3 this machine lacks something that was asked for, 4 a profile without usable GPU activity, 130 interrupted."""
+IMAGE: Final = "gpu-idle-repro"
+RESULTS: Final = Path("results")
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
@@ -64,6 +67,8 @@ _ProfileNames = Annotated[Any, BeforeValidator(_profile_names), Shown("NAME,NAME
 _Payload = Annotated[Any, BeforeValidator(_payload), Shown("auto|full|ROWS")]
 _Dir = Annotated[Path, Shown("DIR")]
 _Ray = Annotated[Path | None, Shown("DIR")]
+_Image = Annotated[str, Shown("NAME")]
+_Args = Annotated[str | None, Shown('"--FLAG=VALUE ..."')]
 _DEFAULTS: Final = {name: field.default for name, field in RunSpec.model_fields.items()}
 
 
@@ -230,7 +235,6 @@ def flush_race(
     from repro.progress import Progress
     from repro.ray_bugs import flush_race as room
     from repro.ray_bugs.flush_model import ARMS
-    from repro.report import RESULTS
 
     check_folder(out or RESULTS)
     result, folder = room.run(arms or ARMS, repeats, nsys, report_mb, out, Progress(), actors=actors, image=image)
@@ -248,9 +252,11 @@ def nsight_command(*, nsys: Literal["auto", "real", "stand-in"] = "auto", out: _
         nsys: The real Nsight Systems or a stand-in that starts its target. auto takes the real one where it is.
         out: Folder for the result, instead of a new one under results/.
     """
+    from repro.preflight import check_folder
     from repro.progress import Progress
     from repro.ray_bugs import nsight_command as room
 
+    check_folder(out or RESULTS)
     result, folder = room.run(nsys, out, Progress())
     _show(room.table(result))
     print(f"Result: {folder / 'nsight_command.md'}")  # noqa: T201 - where the result is
@@ -310,6 +316,138 @@ def patches_revert(*, ray: _Ray = None) -> int:
     return 0
 
 
+def host_build(
+    *,
+    image: _Image = IMAGE,
+    base_image: Annotated[str | None, Shown("NAME")] = None,
+    nsight_source: Literal["nvidia", "debian"] = "nvidia",
+    ray_build: Literal["wheel", "source"] = "wheel",
+    torch_spec: Annotated[str | None, Shown("SPEC|none")] = None,
+    ca: Annotated[Path | None, Shown("FILE")] = None,
+    network: Annotated[str | None, Shown("NAME")] = None,
+) -> int:
+    """Build the image from this source tree with BuildKit.
+
+    Args:
+        image: Name of the image.
+        base_image: Another base than the Dockerfile's.
+        nsight_source: debian takes Nsight Systems from Debian, for machines without NVIDIA's repository.
+        ray_build: source compiles Ray with the C++ fix (hours); wheel takes Ray's own build.
+        torch_spec: Another PyTorch than the Dockerfile's, or none.
+        ca: A CA bundle for the downloads of the build.
+        network: Network of the build, e.g. host.
+    """
+    from repro.host.build import build
+
+    arguments = {
+        "BASE_IMAGE": base_image,
+        "NSIGHT_SOURCE": nsight_source,
+        "RAY_BUILD": ray_build,
+        "TORCH_SPEC": torch_spec,
+    }
+    flags = [f"--secret=id=ca,src={ca}"] if ca else []
+    flags += [f"--network={network}"] if network else []
+    build(image, arguments={name: value for name, value in arguments.items() if value}, flags=flags)
+    print(f"Image: {image}")  # noqa: T201 - what was built
+    return 0
+
+
+def host_check() -> int:
+    """Say whether a container on this machine gets a GPU; status 3 and the reason if not."""
+    from repro.host.engine import connect, gpu_problem
+
+    client = connect()
+    try:
+        problem = gpu_problem(client)
+    finally:
+        client.close()
+    print("A container gets the GPU." if problem is None else f"No GPU in a container: {problem}.")  # noqa: T201
+    return 0 if problem is None else MachineError.exit_status
+
+
+def host_reproduce(
+    *,
+    args: _Args = None,
+    image: _Image = IMAGE,
+    results: _Dir = RESULTS,
+    gpus: Literal["auto", "all", "none"] = "auto",
+    shm_size: Annotated[str, Shown("SIZE")] = "3g",
+) -> int:
+    """Run reproduce in a container; the results are on this machine.
+
+    Args:
+        args: Flags for reproduce, as one text.
+        image: The image to run.
+        results: Folder of the results.
+        gpus: auto asks for the GPUs where this machine has some; a GPU that a container cannot get is an error.
+        shm_size: Shared memory of the container; Ray's objects take 2 GiB.
+    """
+    return _in_container("reproduce", args, image, results, gpus, shm_size)
+
+
+def host_flush_race(
+    *,
+    args: _Args = None,
+    image: _Image = IMAGE,
+    results: _Dir = RESULTS,
+    gpus: Literal["auto", "all", "none"] = "auto",
+    shm_size: Annotated[str, Shown("SIZE")] = "3g",
+) -> int:
+    """Run flush-race in a container; the result is on this machine.
+
+    Args:
+        args: Flags for flush-race, as one text.
+        image: The image to run.
+        results: Folder of the results.
+        gpus: auto asks for the GPUs where this machine has some; a GPU that a container cannot get is an error.
+        shm_size: Shared memory of the container.
+    """
+    return _in_container("flush-race", args, image, results, gpus, shm_size)
+
+
+def host_report(*, args: _Args = None, image: _Image = IMAGE, results: _Dir = RESULTS) -> int:
+    """Render the report of a run again with the image's kit.
+
+    Args:
+        args: The run's name under the results, if not the newest.
+        image: The image to run.
+        results: Folder of the results.
+    """
+    return _in_container("report", args, image, results, "none", "64m")
+
+
+def host_doctor(
+    *,
+    args: _Args = None,
+    image: _Image = IMAGE,
+    results: _Dir = RESULTS,
+    gpus: Literal["auto", "all", "none"] = "auto",
+    shm_size: Annotated[str, Shown("SIZE")] = "3g",
+) -> int:
+    """Say what a container on this machine can run.
+
+    Args:
+        args: Flags for doctor, as one text.
+        image: The image to run.
+        results: Folder of the results.
+        gpus: auto asks for the GPUs where this machine has some; a GPU that a container cannot get is an error.
+        shm_size: Shared memory of the container.
+    """
+    return _in_container("doctor", args, image, results, gpus, shm_size)
+
+
+def _in_container(
+    command: str, args: str | None, image: str, results: Path, gpus: Literal["auto", "all", "none"], shm_size: str
+) -> int:
+    from repro.host.container import run as run_container
+
+    try:
+        flags = shlex.split(args or "")
+    except ValueError as error:
+        raise UsageError(f"--args={one_line(args or '')}: {error}.") from None
+    return run_container(command, flags, image=image, results=results, gpus=gpus, shm_size=shm_size)
+
+
 COMMANDS: Final[Commands] = {
     "reproduce": reproduce,
     "report": report,
@@ -318,6 +456,14 @@ COMMANDS: Final[Commands] = {
     "doctor": doctor,
     "flush-race": flush_race,
     "nsight-command": nsight_command,
+    "host": {
+        "build": host_build,
+        "check": host_check,
+        "reproduce": host_reproduce,
+        "flush-race": host_flush_race,
+        "report": host_report,
+        "doctor": host_doctor,
+    },
     "patches": {
         "status": patches_status,
         "verify": patches_verify,

@@ -1,1 +1,1 @@
-"""The host side of the container: build, run, fetch."""
+"""The host side of the container: build the image, run its commands, keep their results on this machine."""
