@@ -9,7 +9,7 @@ KIT := $(VENV)/bin/python -m repro
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce report flush-race nsight-command doctor test lint lock clean
+.PHONY: help setup image reproduce report flush-race nsight-command doctor test lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,8 +28,16 @@ $(VENV)/lint.stamp: $(VENV)/test.stamp requirements/lint.txt
 
 setup: $(VENV)/kit.stamp ## make the environment in .venv (the other targets do it when needed)
 
+image: setup ## build the container image
+	@$(KIT) host build $(ARGS)
+
+# In a container where one gets a GPU; else here, after saying why.
 reproduce: setup ## capture the seven profiles, analyse them, write the report
-	@$(KIT) reproduce $(ARGS)
+	@if $(KIT) host check; then \
+	    $(KIT) host build && $(KIT) host reproduce $(if $(ARGS),--args='$(ARGS)'); \
+	else \
+	    $(KIT) reproduce $(ARGS); \
+	fi
 
 report: setup ## render the report again from what is on disk (RUN=results/NAME, default: the newest)
 	@$(KIT) report $(RUN) $(ARGS)

@@ -354,15 +354,14 @@ def host_build(
 
 def host_check() -> int:
     """Say whether a container on this machine gets a GPU; status 3 and the reason if not."""
-    from repro.host.engine import connect, gpu_problem
+    from repro.host.engine import no_gpu_container
 
-    client = connect()
-    try:
-        problem = gpu_problem(client)
-    finally:
-        client.close()
-    print("A container gets the GPU." if problem is None else f"No GPU in a container: {problem}.")  # noqa: T201
-    return 0 if problem is None else MachineError.exit_status
+    problem = no_gpu_container()
+    if problem:
+        print(f"No container with a GPU: {one_line(problem)}")  # noqa: T201 - the command's answer
+        return MachineError.exit_status
+    print("A container gets the GPU.")  # noqa: T201 - the command's answer
+    return 0
 
 
 def host_reproduce(

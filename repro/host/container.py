@@ -20,6 +20,8 @@ from repro.procs import terminate_as_interrupt
 from repro.progress import Progress
 
 RESULTS_INSIDE: Final = "/results"
+OWNER_LABEL: Final = "repro.owner"
+"""Label of our containers: the pid of the process that started one, and removes it."""
 STOP_LIMIT_S: Final = 60
 """For the kit in the container to end after Ctrl-C; it takes up to 10 s to end Ray."""
 
@@ -56,6 +58,7 @@ def run(
                 mounts=[Mount(RESULTS_INSIDE, str(results.resolve()), type="bind")],
                 device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if gpu else None,
                 shm_size=shm_size,
+                labels={OWNER_LABEL: str(os.getpid())},
                 environment={"CI": os.environ["CI"]} if os.environ.get("CI") else {},
             )
             try:

@@ -20,6 +20,7 @@ ENGINE_LIMIT_S: Final = 60
 
 Gpus = Literal["auto", "all", "none"]
 
+_NO_GPU: Final = "no sign of an NVIDIA GPU on this machine"
 _NO_TOOLKIT: Final = (
     "the engine cannot give a container a GPU: it does not know the NVIDIA Container Toolkit",
     "Install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker and restart docker; "
@@ -103,13 +104,27 @@ def meaning(doing: str, message: str) -> KitError:
 def gpu_problem(client: Any) -> str | None:
     """Why a container on this engine gets no GPU, as far as can be seen without starting one; None if it gets one."""
     if not nvidia_traces():
-        return "no sign of an NVIDIA GPU on this machine"
+        return _NO_GPU
     with said_clearly("asking the engine about GPUs"):
         info = client.info()
     devices = [device.get("ID", "") for device in info.get("DiscoveredDevices") or ()]
     if "nvidia" in info.get("Runtimes", {}) or any(name.startswith("nvidia.com/gpu") for name in devices):
         return None
     return "the engine does not know the NVIDIA Container Toolkit"
+
+
+def no_gpu_container() -> str | None:
+    """Why this machine runs the kit in no container with a GPU: no GPU, no engine, no toolkit; None if it can."""
+    if not nvidia_traces():
+        return _NO_GPU
+    try:
+        client = connect()
+    except MachineError as error:
+        return str(error)
+    try:
+        return gpu_problem(client)
+    finally:
+        client.close()
 
 
 def wants_gpu(client: Any, gpus: Gpus) -> tuple[bool, str]:

@@ -261,8 +261,22 @@ def test_the_command_line_passes_flags_on(
     assert docker.asked["command"] == ["report"]
     assert main(["host", "reproduce", "--args='"]) == 2
     assert "--args=': No closing quotation" in capsys.readouterr().err
+
+
+def test_check_says_why_there_is_no_gpu_in_a_container(
+    docker: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker.ping_error = DockerException("Connection refused")
     assert main(["host", "check"]) == 3
     assert "no sign of an NVIDIA GPU" in capsys.readouterr().out
+    monkeypatch.setattr(engine, "nvidia_traces", lambda: ["/dev/nvidia0"])
+    assert main(["host", "check"]) == 3
+    assert "no Docker engine answers" in capsys.readouterr().out
+    docker.ping_error = None
+    assert main(["host", "check"]) == 3
+    assert "NVIDIA Container Toolkit" in capsys.readouterr().out
+    docker.facts = NVIDIA
+    assert main(["host", "check"]) == 0
 
 
 def test_the_build_command(monkeypatch: pytest.MonkeyPatch) -> None:
