@@ -44,11 +44,13 @@ RUN make -s -C /src OUT=/out
 
 # ---------------------------------------------------------------- ray-wheel, ray-source: an environment with Ray in it
 FROM tools AS ray-wheel
+ARG RAY_VERSION
 COPY requirements/kit.txt /src/
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     --mount=type=bind,source=docker/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
     if [ -e /run/ca.crt ]; then export PIP_CERT=/run/ca.crt; fi; \
+    grep -q "^ray.*==${RAY_VERSION} " /src/kit.txt || { echo "requirements/kit.txt pins another Ray" >&2; exit 3; }; \
     python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install -q --disable-pip-version-check --find-links /wheels --require-hashes -r /src/kit.txt
 
