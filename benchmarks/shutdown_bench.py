@@ -25,9 +25,9 @@ from repro.ray_patches import flush_window, overlay
 RATIO_LIMIT = 1.05
 START_LIMIT_S = 180.0
 DRIVER = """
-import json, os, time, ray
+import json, time, ray
 ray.init(address="local", include_dashboard=False, num_cpus=2, object_store_memory=256 * 1024**2, log_to_driver=False)
-ray.get(ray.remote(os.getpid).remote())
+ray.get(ray.remote(lambda: None).remote())
 raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
 with open(f"/proc/{raylet}/maps") as maps:
     loaded = "libprofiler_flush.so" in maps.read()

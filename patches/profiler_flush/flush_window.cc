@@ -28,13 +28,21 @@ std::string Seconds(int64_t ms) {
 
 std::string Named(const Process &process) { return process.name + " (pid " + std::to_string(process.pid) + ")"; }
 
-// nsys names the session of an agent that it starts after its own pid: --session-name=profile-PID.
-bool NamesSessionOf(const std::string &arguments, pid_t launcher) {
-  const std::string session = "profile-" + std::to_string(launcher);
-  const size_t at = arguments.find(session);
+// How the command line of an agent begins to name its session: nsys calls it profile-PID after the launcher, or as the
+// launcher was told to.
+std::string SessionOption(const std::string &launcher_arguments, pid_t launcher) {
+  constexpr char kChosen[] = "--session-new=";
+  const size_t chosen = launcher_arguments.find(kChosen);
+  if (chosen == std::string::npos) return "--session-name=profile-" + std::to_string(launcher);
+  const size_t from = chosen + sizeof(kChosen) - 1;
+  return "--session-name=" + launcher_arguments.substr(from, launcher_arguments.find(' ', from) - from);
+}
+
+bool HasOption(const std::string &arguments, const std::string &option) {
+  const size_t at = arguments.find(option);
   if (at == std::string::npos) return false;
-  const size_t end = at + session.size();
-  return end == arguments.size() || !std::isdigit(static_cast<unsigned char>(arguments[end]));
+  const size_t end = at + option.size();
+  return end == arguments.size() || !std::isalnum(static_cast<unsigned char>(arguments[end]));
 }
 
 Table ByPid(const std::vector<Process> &list) {
@@ -69,7 +77,8 @@ class FlushWindow {
         limits_(limits),
         processes_(processes),
         log_(log),
-        inherited_files_(std::move(inherited_files)) {
+        inherited_files_(std::move(inherited_files)),
+        session_option_(SessionOption(processes.Arguments(launcher), launcher.pid)) {
     targets_[target.pid] = target.start;
     profilers_[launcher.pid] = launcher.start;
   }
@@ -138,7 +147,7 @@ class FlushWindow {
         const bool in_group = group_ != 0 && process.group == group_;
         const bool named = IsProfilerName(process.name.c_str());
         const bool daemon = named && process.pid == process.session &&
-                            NamesSessionOf(processes_.Arguments(process), launcher_.pid);
+                            HasOption(processes_.Arguments(process), session_option_);
         if (!in_group && !daemon) continue;
         (named ? profilers_ : targets_)[pid] = process.start;
         grew = true;
@@ -243,7 +252,7 @@ class FlushWindow {
   }
 
   void Close(int64_t now_ms) {
-    log_(Named(launcher_) + (state_ == State::kOpen ? " finished " : " was ended ") + Seconds(now_ms - opened_ms_) +
+    log_(Named(launcher_) + (state_ == State::kOpen ? " is gone, " : " was ended, ") + Seconds(now_ms - opened_ms_) +
          " after the window opened");
     state_ = State::kClosed;
   }
@@ -255,6 +264,7 @@ class FlushWindow {
   Processes &processes_;
   const Log &log_;
   const std::set<FileId> inherited_files_;
+  const std::string session_option_;
   State state_ = State::kArmed;
   bool launcher_alive_ = true;
   bool target_alive_ = true;

@@ -90,7 +90,7 @@ bool Tell(MessageKind kind, int32_t first, int32_t second) {
   const Message message = {kind, first, second};
   ssize_t length;
   do {
-    length = send(warden_socket, &message, sizeof(message), MSG_NOSIGNAL);
+    length = send(warden_socket, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (length < 0 && errno == EINTR);
   return length == sizeof(message);
 }

@@ -213,7 +213,7 @@ def test_the_raylet_leaves_only_when_the_report_is_whole(start: Callable[..., Ra
     assert not raylet.lock.exists()
     assert raylet.wardens() == []
     assert f"waiting for nsys (pid {profiled.launcher})" in raylet.said()
-    assert f"nsys (pid {profiled.launcher}) finished" in raylet.said()
+    assert f"nsys (pid {profiled.launcher}) is gone" in raylet.said()
 
 
 def test_several_workers_end_one_by_one(start: Callable[..., Raylet]) -> None:
@@ -280,18 +280,19 @@ def test_past_its_limit_nothing_is_left(
     raylet.stop()
     assert profiled.left() == []
     assert reason in raylet.said()
-    assert "was ended" in raylet.said() and "finished" not in raylet.said()
+    assert "was ended" in raylet.said() and "is gone" not in raylet.said()
 
 
-def test_a_killed_launcher_ends_the_window(start: Callable[..., Raylet]) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+def test_a_killed_launcher_ends_the_window(start: Callable[..., Raylet], shared: bool) -> None:
     raylet = start()
-    profiled = raylet.profile()
+    profiled = raylet.profile(shared=shared)
     os.kill(profiled.launcher, signal.SIGKILL)
     assert alive(profiled.worker), "only the raylet ends a worker"
     raylet.ask("kill", profiled.worker, signal.SIGKILL)
     raylet.stop()
     assert profiled.left() == []
-    assert not profiled.whole()
+    assert profiled.whole() != shared, "an agent of its own session still exports"
 
 
 def test_without_a_profiler_nothing_is_different(start: Callable[..., Raylet]) -> None:
