@@ -62,7 +62,9 @@ RUN apt-get -qq update \
     && rm -rf /var/lib/apt/lists/*
 COPY docker/build-ray /usr/local/sbin/
 COPY patches /src/patches
-COPY repro /src/repro
+# only what applies the patches: a change elsewhere in the kit must not build Ray again
+COPY repro/__init__.py repro/errors.py /src/repro/
+COPY repro/ray_patches /src/repro/ray_patches
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     --mount=type=cache,target=/root/.cache \
     if [ -e /run/ca.crt ]; then export PIP_CERT=/run/ca.crt CURL_CA_BUNDLE=/run/ca.crt GIT_SSL_CAINFO=/run/ca.crt; fi; \
