@@ -24,11 +24,11 @@ ENV DEBIAN_FRONTEND=noninteractive
 # hadolint ignore=DL3008  # the distribution's own point releases; the base image pins the distribution
 RUN apt-get -qq update \
     && apt-get -qq install -y --no-install-recommends ca-certificates procps python3 tini >/dev/null \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 COPY docker/install-nsight /usr/local/sbin/
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     if [ -e /run/ca.crt ]; then export CURL_CA_BUNDLE=/run/ca.crt; fi; \
-    install-nsight "${NSIGHT_SOURCE}" && rm -rf /var/lib/apt/lists/*
+    install-nsight "${NSIGHT_SOURCE}" && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 
 # ---------------------------------------------------------------- tools: what builds, left behind
 FROM base AS tools
@@ -70,7 +70,7 @@ RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     if [ -e /run/ca.crt ]; then export PIP_CERT=/run/ca.crt CURL_CA_BUNDLE=/run/ca.crt GIT_SSL_CAINFO=/run/ca.crt; fi; \
     build-ray "${RAY_VERSION}" /src /opt/venv
 
-# ---------------------------------------------------------------- environment: Ray, torch
+# ---------------------------------------------------------------- environment: Ray, torch; no installer
 # hadolint ignore=DL3006  # one of the two stages above
 FROM ray-${RAY_BUILD} AS environment
 ARG TORCH_SPEC
@@ -80,7 +80,8 @@ RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     if [ -e /run/ca.crt ]; then export PIP_CERT=/run/ca.crt; fi; \
     if [ "${TORCH_SPEC}" != none ]; then \
         /opt/venv/bin/pip install -q --disable-pip-version-check --find-links /wheels "${TORCH_SPEC}"; \
-    fi
+    fi; \
+    /opt/venv/bin/pip uninstall -q -y pip
 
 # ---------------------------------------------------------------- kit: the image; no compiler, no cache
 FROM base AS kit
