@@ -75,7 +75,7 @@ class Driver:
 
     def _run(self, request: Run) -> Ran:
         plan = request.plan
-        graph.warm_up(plan.prep)
+        graph.warm_up(plan)
         started_ns = time.monotonic_ns()
         results = graph.run(plan, lambda received: self._send(Batches(received=received)))
         wrong = None

@@ -29,7 +29,8 @@ from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
 WARMUP_BLOCKS = 8
-"""Batches through the whole pipeline before the window opens: workers start, import and touch their memory there."""
+"""Batches through the whole pipeline before the window opens: workers start, import and touch their memory there.
+Four times as many in the compute-bound regime, for the producers to get ahead of the GPU stage."""
 
 PRODUCER_BOUND_INTERVAL_MS = 104.0
 """Time between two batches of the final pair's source: final_split's published window is 32 x 39 ms / 0.376, so one
@@ -147,7 +148,7 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
         mode=profile.mode,
         regime=profile.regime,
         blocks=spec.blocks,
-        warmup_blocks=WARMUP_BLOCKS,
+        warmup_blocks=WARMUP_BLOCKS * (4 if profile.regime == "compute-bound" else 1),
         matmuls=spec.matmuls,
         nominal_bytes=spec.batch_bytes,
         prep=prep,

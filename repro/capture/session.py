@@ -194,6 +194,6 @@ def _environment(cpus: int) -> dict[str, str]:
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
         "OMP_NUM_THREADS": "1",
         # Ray ends idle workers above this number; the warm ones of all prep tasks and the next actor must stay.
-        "RAY_num_workers_soft_limit": str(max(cpus, MIN_PREP_TASKS) + 2),
+        "RAY_num_workers_soft_limit": str(4 * max(cpus, MIN_PREP_TASKS) + 2),
     }
     return environment

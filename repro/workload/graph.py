@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from repro.device.emulated import checksum, expected_checksum
 from repro.errors import NotReproducedError, WaitTimeoutError
 from repro.workload import staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
-from repro.workload.plan import IN_FLIGHT, MIN_PREP_TASKS, TASK_THREADS, WorkloadPlan
-from repro.workload.prep import PrepPlan, expected, prepare
+from repro.workload.plan import COMPUTE_BOUND_IN_FLIGHT, IN_FLIGHT, MIN_PREP_TASKS, TASK_THREADS, WorkloadPlan
+from repro.workload.prep import PrepPlan, expected, prepare, walk
 
 ACTOR_START_S = 60
 MEETING_S = 60
@@ -131,11 +131,7 @@ def _stream(plan: WorkloadPlan) -> Iterator[Batch]:
     blocks = plan.warmup_blocks + plan.blocks
     batches: Any = ray.data.range(blocks, override_num_blocks=blocks)
     if plan.mode != "inline":
-        # Of n tasks that wait at a time each may take n intervals.
-        hold_ms = max(0.0, plan.interval_ms * prep_tasks() - POLL_DELAY_MS) if plan.interval_ms else 0.0
-        batches = batches.map_batches(
-            _prepare, batch_format="numpy", fn_kwargs={"prep": plan.prep, "hold_ms": hold_ms}, num_cpus=_prep_cpus()
-        )
+        batches = _with_prep(batches, plan)
     batches = batches.map_batches(
         STAGES[plan.mode],
         batch_format="numpy",
@@ -147,16 +143,38 @@ def _stream(plan: WorkloadPlan) -> Iterator[Batch]:
     return iter(batches.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1))
 
 
+def _with_prep(batches: Any, plan: WorkloadPlan) -> Any:
+    """Add prep: one CPU operator, in the compute-bound regime two that do half of the work each."""
+    from ray.data import TaskPoolStrategy
+
+    operators = prep_operators(plan)
+    # Of n tasks that wait at a time each may take n intervals.
+    hold_ms = max(0.0, plan.interval_ms * prep_tasks(plan) - POLL_DELAY_MS) if plan.interval_ms else 0.0
+    part = replace(plan.prep, cpu_ms=plan.prep.cpu_ms / operators)
+    options: dict[str, Any] = {"batch_format": "numpy", "num_cpus": _prep_cpus(plan)}
+    batches = batches.map_batches(_prepare, fn_kwargs={"prep": part, "hold_ms": hold_ms}, **options)
+    if operators == 2:
+        # The limit is no limit, but a pool of another size is not fused with the first.
+        pool = TaskPoolStrategy(size=prep_tasks(plan))
+        batches = batches.map_batches(_prepare_more, fn_kwargs={"cpu_ms": part.cpu_ms}, compute=pool, **options)
+    return batches
+
+
+def prep_operators(plan: WorkloadPlan) -> int:
+    return 2 if plan.regime == "compute-bound" else 1
+
+
 def _stage_options(plan: WorkloadPlan) -> dict[str, Any]:
     """Compute strategy of the GPU stage; the in-flight depth is that of every mode, so that no mode is better fed."""
     from ray.data import ActorPoolStrategy
 
+    in_flight = COMPUTE_BOUND_IN_FLIGHT if plan.regime == "compute-bound" else IN_FLIGHT
     if plan.mode == "staged":
         options = staging.staging_options(plan)
         strategy: Any = ActorPoolStrategy  # the patch adds the parameter
-        return {"compute": strategy(size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, pinned_staging=options)}
+        return {"compute": strategy(size=1, max_tasks_in_flight_per_actor=in_flight, pinned_staging=options)}
     compute = ActorPoolStrategy(
-        size=1, max_tasks_in_flight_per_actor=IN_FLIGHT, enable_true_multi_threading=plan.mode == "overlap"
+        size=1, max_tasks_in_flight_per_actor=in_flight, enable_true_multi_threading=plan.mode == "overlap"
     )
     return {"compute": compute, "max_concurrency": TASK_THREADS}
 
@@ -176,8 +194,15 @@ def _prepare(batch: Any, prep: PrepPlan, hold_ms: float) -> Any:
     return labelled(data, id=number, prep_ns=prep_ns)
 
 
-def warm_up(prep: PrepPlan) -> None:
-    """Have one warm worker for every prep task that can run at a time, and one for the GPU actor.
+def _prepare_more(batch: Any, cpu_ms: float) -> Any:
+    """The second half of prep."""
+    started_ns = time.thread_time_ns()
+    data = walk(batch["data"].copy(), cpu_ms)
+    return {**batch, "data": data, "prep_ns": batch["prep_ns"] + time.thread_time_ns() - started_ns}
+
+
+def warm_up(plan: WorkloadPlan) -> None:
+    """Have one warm worker for every prep task of ``plan`` that can run at a time, and one for the GPU actor.
 
     A worker that starts inside a window costs 1 to 2 s of CPU time there, and each actor takes one for good, so this
     comes before every capture. Each task prepares a batch, then waits for the others to be there, so that no
@@ -185,14 +210,15 @@ def warm_up(prep: PrepPlan) -> None:
     """
     import ray.data
 
-    tasks = prep_tasks() + 1
+    others = prep_operators(plan) * prep_tasks(plan)
+    tasks = others + 1
     with tempfile.TemporaryDirectory(prefix="repro-meeting-") as folder:
         batches: Any = ray.data.range(tasks, override_num_blocks=tasks)
         batches = batches.map_batches(
             _meet,
             batch_format="numpy",
-            fn_kwargs={"prep": prep, "folder": Path(folder), "tasks": tasks},
-            num_cpus=_prep_cpus() * prep_tasks() / tasks,
+            fn_kwargs={"prep": plan.prep, "folder": Path(folder), "tasks": tasks},
+            num_cpus=_prep_cpus(plan) * others / tasks,
         )
         for _ in batches.iter_batches(batch_size=None):
             pass
@@ -225,13 +251,16 @@ def _meet(batch: Any, prep: PrepPlan, folder: Path, tasks: int) -> Any:
     return batch
 
 
-def prep_tasks() -> int:
-    """Prep tasks that run at a time: one a core beside the GPU stage's, and at least ``MIN_PREP_TASKS``."""
-    return max(MIN_PREP_TASKS, _cpus() - 1)
+def prep_tasks(plan: WorkloadPlan) -> int:
+    """Tasks of a prep operator that run at a time: one a core beside the GPU stage's, and at least ``MIN_PREP_TASKS``.
+
+    Twice as many where compute is to be the bottleneck.
+    """
+    return max(MIN_PREP_TASKS, _cpus() - 1) * prep_operators(plan)
 
 
-def _prep_cpus() -> float:
-    return (_cpus() - 1) / prep_tasks()
+def _prep_cpus(plan: WorkloadPlan) -> float:
+    return (_cpus() - 1) / (prep_operators(plan) * prep_tasks(plan))
 
 
 def _cpus() -> int:

@@ -12,6 +12,9 @@ IN_FLIGHT = 8
 """Tasks submitted to the GPU actor ahead of time, the same in every mode. Ray Data refills about every 100 ms, so
 a 40 ms stage needs more than three to stay fed."""
 
+COMPUTE_BOUND_IN_FLIGHT = 16
+"""The same where compute is the bottleneck: enough for stages of 20 ms with three task threads."""
+
 TASK_THREADS = 2
 """``max_concurrency`` of the GPU actor in every mode but staged, which sets its own: one task thread fetches and
 formats a batch while another runs the stage. Without ``enable_true_multi_threading`` the stage still runs one call at a

@@ -31,8 +31,12 @@ class PrepPlan:
 
 def prepare(batch: int, plan: PrepPlan) -> np.ndarray:
     """Batch number ``batch``: float32 of ``rows`` x ``cols``, after at least two walks and ``plan.cpu_ms``."""
-    until_ns = time.thread_time_ns() + round(plan.cpu_ms * 1e6)
-    data = expected(batch, plan)
+    return walk(expected(batch, plan), plan.cpu_ms)
+
+
+def walk(data: np.ndarray, cpu_ms: float) -> np.ndarray:
+    """Walk over ``data``, in place, at least twice and for ``cpu_ms`` of this thread's CPU time."""
+    until_ns = time.thread_time_ns() + round(cpu_ms * 1e6)
     while True:
         np.subtract(PIVOT, data, out=data)
         np.subtract(PIVOT, data, out=data)
