@@ -7,6 +7,7 @@ cache or secret mounts, and builds every stage of the Dockerfile, the one that c
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,13 @@ from typing import Final
 
 import repro
 from repro.capture.machine import revision
-from repro.errors import InputError, MachineError
+from repro.errors import InputError, KitError, MachineError
 from repro.host.engine import meaning
 from repro.procs import running, terminate_as_interrupt
 
 SOURCE: Final = Path(repro.__file__).resolve().parent.parent
 _TAIL_LINES: Final = 60
+_BUILDER_SPEAKS: Final = re.compile(r"(#\d+ )?(error|executor failed)", re.IGNORECASE)
 
 
 def build(image: str, *, arguments: dict[str, str] | None = None, flags: list[str] | None = None) -> None:
@@ -60,13 +62,9 @@ def build_command(docker: str, image: str, arguments: dict[str, str], flags: lis
     return [docker, "build", "--progress=plain", *options, *flags, f"--tag={image}", str(SOURCE)]
 
 
-def _failure(image: str, said: list[str]) -> Exception:
-    """The error for a build's last lines: a known meaning anywhere in them, or the line that says what failed."""
-    failed = [line for line in said if line.startswith(("error", "ERROR", "executor failed")) or " ERROR" in line]
-    known = meaning(f"building {image}", "\n".join(said))
-    if isinstance(known, MachineError) and known.remedy:
-        return known
-    return MachineError(
-        f"building {image} failed: {(failed or said or ['it said nothing'])[-1][:600]}",
-        remedy="The lines above are the builder's own.",
-    )
+def _failure(image: str, said: list[str]) -> KitError:
+    """The error for a build's last lines, from those in which the builder itself speaks, not the step that failed."""
+    own = [line for line in said if _BUILDER_SPEAKS.match(line) or "docker daemon" in line.lower()]
+    error = meaning(f"building {image}", "; ".join(own or said[-1:]) or "it said nothing")
+    error.remedy = error.remedy or "The lines above are the builder's own."
+    return error

@@ -299,6 +299,7 @@ BUILD_FAILURES = [
     ("permission denied while trying to connect to the Docker daemon socket", "may not talk", "docker group"),
     ("ERROR: BuildKit is enabled but the buildx component is missing or broken.", "no BuildKit", "buildx"),
     ("#9 ERROR: executor failed running [pip install]: exit code: 1", "exit code: 1", "builder's own"),
+    ("#9 1.5 pip: Connection refused\n#9 ERROR: executor failed: exit code: 1", "exit code: 1", "builder's own"),
 ]
 
 
