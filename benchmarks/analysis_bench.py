@@ -52,7 +52,8 @@ READERS = {
         "b-tree pages with numpy (repro.nsysdb.pages)",
         "import sqlite3\nfrom pathlib import Path\nfrom repro.nsysdb import pages\n"
         f"find = \"SELECT rootpage FROM sqlite_master WHERE name = '{schema.KERNEL}'\"\n"
-        "root = sqlite3.connect(PROFILE).execute(find).fetchone()[0]\ncolumns = pages.read_columns(Path(PROFILE), root, [0, 1, 2])",
+        "root = sqlite3.connect(PROFILE).execute(find).fetchone()[0]\n"
+        "columns = pages.read_columns(Path(PROFILE), root, [0, 1, 2])",
     ),
     "fromiter": (
         "sqlite3 and np.fromiter",

@@ -23,7 +23,8 @@ from repro.nsysdb.reader import complete_database
 
 AGREEMENT_MS: Final = 0.01
 TIMEOUT_S: Final = 120.0
-_MEMORY_SHARE = 0.8
+_MEMORY_SHARE = 0.8  # of what is available
+_MEMORY_FLOOR_BYTES = 4 << 30  # address space that its libraries reserve, used or not, and some more
 _CHILD = Path(__file__).with_name("nsys_ai_child.py")
 
 
@@ -40,7 +41,7 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
         copy, answer = Path(folder) / "profile.sqlite", Path(folder) / "answer.json"
         with complete_database(path) as complete:
             shutil.copyfile(complete, copy)
-        limit = int(psutil.virtual_memory().available * _MEMORY_SHARE)
+        limit = max(int(psutil.virtual_memory().available * _MEMORY_SHARE), _MEMORY_FLOOR_BYTES)
         try:
             done = subprocess.run(
                 [sys.executable, str(_CHILD), str(copy), str(device_id), str(answer), str(limit)],

@@ -12,7 +12,9 @@ import sys
 
 def main(profile: str, device: str, answer: str, memory_bytes: str) -> None:
     sys.path.pop(0)  # this folder: its modules are not the child's
-    resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), resource.RLIM_INFINITY))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = int(memory_bytes) if hard == resource.RLIM_INFINITY else min(int(memory_bytes), hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     logging.disable(logging.WARNING)  # that it runs without DuckDB is on purpose
 
     from nsys_ai.skills.registry import get_skill
