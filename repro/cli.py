@@ -231,12 +231,13 @@ def flush_race(
         image: Image that the container arm runs.
         out: Folder for the result, instead of a new one under results/.
     """
-    from repro.preflight import check_folder
+    from repro.preflight import check_folder, check_programs
     from repro.progress import Progress
     from repro.ray_bugs import flush_race as room
     from repro.ray_bugs.flush_model import ARMS
 
     check_folder(out or RESULTS)
+    check_programs()
     result, folder = room.run(arms or ARMS, repeats, nsys, report_mb, out, Progress(), actors=actors, image=image)
     _show(room.table(result))
     print(f"Result: {folder / 'flush_race.md'}")  # noqa: T201 - where the result is
@@ -252,11 +253,12 @@ def nsight_command(*, nsys: Literal["auto", "real", "stand-in"] = "auto", out: _
         nsys: The real Nsight Systems or a stand-in that starts its target. auto takes the real one where it is.
         out: Folder for the result, instead of a new one under results/.
     """
-    from repro.preflight import check_folder
+    from repro.preflight import check_folder, check_programs
     from repro.progress import Progress
     from repro.ray_bugs import nsight_command as room
 
     check_folder(out or RESULTS)
+    check_programs()
     result, folder = room.run(nsys, out, Progress())
     _show(room.table(result))
     print(f"Result: {folder / 'nsight_command.md'}")  # noqa: T201 - where the result is

@@ -42,6 +42,14 @@ def check_folder(folder: Path) -> None:
     raise MachineError(f"{folder.absolute()} cannot be written by user {os.getuid()}.", remedy=remedy)
 
 
+def check_programs() -> None:
+    """``MachineError`` if no program can run from the temporary folder: the bug experiments put some there."""
+    folder = tempfile.gettempdir()
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        remedy = "Set TMPDIR to a folder on another file system; in a container: --tmpfs /tmp:exec."
+        raise MachineError(f"{folder} is mounted noexec, so that no program in it can run.", remedy=remedy)
+
+
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
     folder = folder.absolute()

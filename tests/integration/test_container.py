@@ -165,6 +165,12 @@ def test_small_shared_memory_is_an_error_with_the_flag(engine: Engine) -> None:
     assert "Starting Ray" not in ended.output
 
 
+def test_a_temporary_folder_without_programs_is_an_error_with_the_flag(engine: Engine) -> None:
+    ended = engine.run(["flush-race"], read_only=True, tmpfs={"/tmp": ""})
+    assert ended.status == 3
+    assert "--tmpfs /tmp:exec" in ended.output
+
+
 def test_a_results_folder_of_somebody_else_is_an_error(engine: Engine, tmp_path: Path) -> None:
     results = _owned(tmp_path / "results", 0)
     for command in (SMALL, ["flush-race"], ["nsight-command"]):
@@ -215,6 +221,8 @@ def test_flush_race_with_real_nsys(engine: Engine, tmp_path: Path) -> None:
             "--out=/results/race",
         ],
         user=f"{OTHER}:{OTHER}",
+        read_only=True,
+        tmpfs={"/tmp": "exec"},
         network_mode="none",
         **_mounted(results),
     )

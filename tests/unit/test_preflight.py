@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_doctor import B200, GIB
@@ -91,3 +93,12 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "results").touch()
     with pytest.raises(MachineError, match="cannot be written"):
         preflight.check_folder(tmp_path / "results" / "run")
+
+
+def test_a_temporary_folder_without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.os, "statvfs", lambda folder: SimpleNamespace(f_flag=0))
+    preflight.check_programs()
+    monkeypatch.setattr(preflight.os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(MachineError, match="is mounted noexec") as caught:
+        preflight.check_programs()
+    assert "--tmpfs /tmp:exec" in caught.value.remedy
