@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import repro
 from repro import ray_patches
@@ -49,13 +50,13 @@ def capture_run(spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress) 
     model = load_model(spec.device_model)
     if fresh:
         _clear(run)
-    record = _open_record(spec, run, model)
+    record = _open_record(spec, run, model, _patches(spec))
     _forget_missing(record, run)
     missing = _missing(spec, record)
     run.write(record)
     if missing:
         cpus = max(2, int(record.machine["cores"]))
-        with terminate_as_interrupt(), Session(cpus=cpus) as session:
+        with terminate_as_interrupt(), Session(cpus=cpus, stock_ray=spec.stock_ray) as session:
             try:
                 _Capturing(spec, run, record, model, session, progress).capture(missing)
             except Exception:
@@ -93,7 +94,7 @@ class _Capturing:
                 self._replace(self._capture_one(profile, repeat, prep, node))
 
     def _capture_one(self, profile: ProfileSpec, repeat: int, prep: PrepPlan, node: str) -> CaptureRecord:
-        if reason := _skip_reason(profile):
+        if reason := _skip_reason(profile, self._record):
             return CaptureRecord(profile=profile.name, repeat=repeat, skipped=reason)
         assert self._record.payload
         log = self._session.folder / f"{self._run.stem(profile.name, repeat)}.jsonl"
@@ -157,17 +158,22 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
     )
 
 
-def _skip_reason(profile: ProfileSpec) -> str | None:
-    if profile.needs_patch is None or _is_applied(profile.needs_patch):
+def _skip_reason(profile: ProfileSpec, record: RunRecord) -> str | None:
+    applied = {patch["name"] for patch in record.patches if patch["state"] == "applied"}
+    if profile.needs_patch is None or profile.needs_patch in applied:
         return None
-    return f"needs the {profile.needs_patch} patch of Ray (python -m repro patches apply)"
+    return f"needs the {profile.needs_patch} patch of Ray, and this run is on a stock Ray (--stock-ray)"
 
 
-def _is_applied(name: str) -> bool:
-    return any(one.patch.name == name and one.state == "applied" for one in ray_patches.status().patches)
+def _patches(spec: RunSpec) -> list[dict[str, Any]]:
+    """The series with the state this run has it in; puts it on this environment's Ray unless a stock one is wanted."""
+    if spec.stock_ray:
+        return [patch | {"state": "not applied"} for patch in ray_patches.digests()]
+    ray_patches.apply()
+    return ray_patches.digests()
 
 
-def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel) -> RunRecord:
+def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel, patches: list[dict[str, Any]]) -> RunRecord:
     """The record in ``run`` if it is one of this spec, a new one if there is none."""
     file = model_path(spec.device_model)
     device = DeviceRecord(
@@ -184,6 +190,7 @@ def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel) -> RunRecord:
             machine=machine.machine_facts(),
             spec=spec,
             device=device,
+            patches=patches,
         )
     record = run.read()
     differing = [name for name in RunSpec.model_fields if getattr(record.spec, name) != getattr(spec, name)]
@@ -191,6 +198,8 @@ def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel) -> RunRecord:
         differing.append("device")
     if record.versions.get("ray") != machine.versions().get("ray"):
         differing.append("version of Ray")
+    if record.patches != patches:
+        differing.append("state of Ray's patches")
     if differing:
         raise UsageError(
             f"{run.root} holds a run with another {', another '.join(differing)}.",

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import repro
+from repro import ray_patches
 from repro.capture.messages import (
     Answer,
     Batches,
@@ -56,12 +57,16 @@ class DriverFailedError(KitError):
 class Session:
     """The cluster's driver and what it keeps on disk until the run ends: Ray's temp dir, device logs, its own log.
 
+    With ``stock_ray`` Ray comes from a copy without the kit's patches, whatever this environment's Ray has.
     ``argv`` replaces the driver in tests. The folder is short-lived and short-named: Ray puts sockets into it
     whose paths may not exceed 107 bytes.
     """
 
-    def __init__(self, *, cpus: int, address: str | None = None, argv: list[str] | None = None) -> None:
+    def __init__(
+        self, *, cpus: int, stock_ray: bool = False, address: str | None = None, argv: list[str] | None = None
+    ) -> None:
         self._cpus = cpus
+        self._stock_ray = stock_ray
         self._address = address
         self._argv = argv or [sys.executable, "-m", "repro.capture.driver"]
         self._pending = b""
@@ -71,10 +76,14 @@ class Session:
         self.driver_log = self.folder / "driver.log"
         receiving, sending = os.pipe()
         try:
+            environment = _environment(self._cpus)
+            if self._stock_ray:
+                overlay = ray_patches.overlay(self.folder / "stock", [])
+                environment["PYTHONPATH"] = os.pathsep.join([str(overlay), environment["PYTHONPATH"]])
             with self.driver_log.open("wb") as log:
                 self._tree = ProcessTree(
                     [*self._argv, str(sending)],
-                    env=_environment(self._cpus),
+                    env=environment,
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
