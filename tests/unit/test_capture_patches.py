@@ -1,4 +1,4 @@
-"""Which patches of Ray a run has: applied by the run itself, left alone for a stock one, and never mixed in one folder."""
+"""Which patches of Ray a run has: applied by the run, left alone for a stock one, never mixed in one folder."""
 
 from __future__ import annotations
 
