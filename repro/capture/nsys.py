@@ -65,14 +65,17 @@ def ready_nsys() -> Nsys:
     (ray#66093: its plugin forgets the command it was to run and takes whatever ``python`` is on PATH).
     """
     nsys = choose("real")
-    fixed = any(one.patch.name == "nsight-command" and one.state == "applied" for one in ray_patches.status().patches)
-    if not fixed and (problem := _bare_python_problem()):
+    if not _is_fixed() and (problem := _bare_python_problem()):
         raise MachineError(
             f"Ray's nsight plugin starts profiled workers with a bare python, and {problem}: none would start "
             "(ray#66093).",
             remedy="python -m repro patches apply.",
         )
     return nsys
+
+
+def _is_fixed() -> bool:
+    return any(one.patch.name == "nsight-command" and one.state == "applied" for one in ray_patches.status().patches)
 
 
 def _bare_python_problem() -> str | None:
