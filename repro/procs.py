@@ -24,6 +24,9 @@ import psutil
 OWNER_VARIABLE = "REPRO_OWNER"
 """Environment variable of every process the kit starts: ``<pid of the kit>:<token>``, one pair a nesting level."""
 
+AFTER_ROOT_S = 1.0
+"""What is left of a tree this long after its root ended will not end by itself."""
+
 
 class ProcessTree:
     """A started process, its children, and their children, however they were re-parented since.
@@ -43,7 +46,7 @@ class ProcessTree:
         return [process for process in psutil.process_iter() if self._is_member(process) and _alive(process)]
 
     def end(self, *, grace_s: float = 10.0) -> list[str]:
-        """End the whole tree: SIGTERM to the root, ``grace_s`` for it to take its children along, SIGKILL to the rest.
+        """End the tree: SIGTERM to the root, at most ``grace_s`` for it to take the others along, SIGKILL to the rest.
 
         Returns the command lines of those that had to be killed. Interrupts are held back until it is done.
         """
@@ -66,9 +69,14 @@ class ProcessTree:
         return killed
 
     def _wait_until_gone(self, limit_s: float) -> None:
+        """Wait for the root to end, and ``AFTER_ROOT_S`` more for those it leaves."""
         deadline = time.monotonic() + limit_s
+        root_ended = False
         while time.monotonic() < deadline:
-            if self.root.poll() is not None and not self.members():
+            if not root_ended and self.root.poll() is not None:
+                root_ended = True
+                deadline = min(deadline, time.monotonic() + AFTER_ROOT_S)
+            if root_ended and not self.members():
                 return
             time.sleep(0.05)
 

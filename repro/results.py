@@ -77,7 +77,7 @@ class CaptureRecord(_Model):
     """Mean time the GPU stage waited for its next batch."""
     producer_bound: bool | None = None
     prep_ms: float | None = None
-    """Calibrated CPU time of preparation a batch."""
+    """Mean CPU time of preparation a batch, measured in the window."""
     checksum: ChecksumRecord | None = None
     staging: StagingRecord | None = None
     node: str | None = None
