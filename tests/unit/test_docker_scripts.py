@@ -162,22 +162,35 @@ def test_nsight_refuses_what_it_cannot_do(nsight: Path, stand_ins: StandIns, tmp
     assert "must run as root" in stand_ins.run(str(nsight), NSIGHT_BIN=str(tmp_path)).stderr
 
 
+_BUILDING_PIP = """\
+[ "$1" = wheel ] || exit 0
+while [ "$1" != --wheel-dir ]; do shift; done
+mkdir -p "$2"
+touch "$2/ray-2.58.0-cp312.whl"
+"""
+
+
 @pytest.fixture
 def ray_build(stand_ins: StandIns, tmp_path: Path) -> dict[str, str]:
     """Stand-ins for everything that ``build-ray`` calls; git makes a checkout, pip a wheel."""
     checkout = tmp_path / "checkout"
     installer = f"mkdir -p {checkout}/ci/env; echo 'mkdir -p $HOME/bin; cp {stand_ins.bin}/bazel $HOME/bin/' "
+    version, unset = checkout / "python/ray/_version.py", 'commit = "{{RAY_COMMIT_SHA}}"'
     head = f"[ -e {checkout}/ci ] && echo {COMMIT}"
     body = f"""case "$*" in
         *rev-parse*) {head};;
-        *checkout*) {installer} >{checkout}/ci/env/install-bazel.sh;;
+        *checkout*)
+            {installer} >{checkout}/ci/env/install-bazel.sh
+            mkdir -p {version.parent}
+            echo '{unset}' >{version};;
     esac"""
     stand_ins.add("git", body)
     stand_ins.add("bazel")
     venv = tmp_path / "venv"
     stand_ins.add("python", folder=venv / "bin")
-    wheel = 'case "$1" in wheel) while [ "$1" != --wheel-dir ]; do shift; done; touch "$2/ray-2.58.0-cp312.whl";; esac'
-    stand_ins.add("pip", wheel, folder=venv / "bin")
+    stand_ins.add("pip", folder=venv / "bin")
+    stand_ins.add("pip", _BUILDING_PIP, folder=tmp_path / "builder")
+    stand_ins.add("python3", f'mkdir -p "$3/bin"; cp {tmp_path}/builder/pip "$3/bin/pip"')
     return {"RAY_SOURCE": str(checkout), "HOME": str(tmp_path / "home"), "VENV": str(venv)}
 
 
@@ -191,9 +204,11 @@ def test_ray_from_source(stand_ins: StandIns, ray_build: dict[str, str]) -> None
     steps = [call for call in stand_ins.calls if call[0] in ("python", "pip")]
     assert steps[0] == ["python", "-m", "repro.ray_patches.flush_source", "apply", checkout]
     assert "import apply" in steps[1][2] and steps[1][3] == f"{checkout}/python/ray"
-    assert steps[2][:2] == ["pip", "wheel"] and steps[2][-1] == f"{checkout}/python"
-    assert steps[3][:2] == ["pip", "install"] and steps[3][-1].endswith("/ray-2.58.0-cp312.whl")
-    assert "import verify" in steps[4][2]
+    assert steps[2][:2] == ["pip", "install"] and "cython==3.0.12" in steps[2]
+    assert steps[3][:2] == ["pip", "wheel"] and steps[3][-1] == f"{checkout}/python"
+    assert steps[4][:2] == ["pip", "install"] and steps[4][-1].endswith("/ray-2.58.0-cp312.whl")
+    assert "import verify" in steps[5][2]
+    assert (Path(checkout) / "python/ray/_version.py").read_text() == f'commit = "{COMMIT}"\n'
     calls = len(stand_ins.calls)
     assert stand_ins.run(str(ROOT / "docker/build-ray"), "2.58.0", str(ROOT), venv, **ray_build).returncode == 0
     assert not [call for call in stand_ins.calls[calls:] if "fetch" in call]  # the checkout is used again
