@@ -54,6 +54,17 @@ class ReportRecord(_Model):
     export_error: str | None = None
 
 
+class WorkRecord(_Model):
+    """What one actor did under the profiler."""
+
+    reads: int
+    """Traced system calls."""
+    nvtx: bool
+    """Whether it marked NVTX ranges; it needs the package nvtx for them."""
+    kernels: int
+    """CUDA kernels; none without a GPU."""
+
+
 class RepeatRecord(_Model):
     """One driver. ``error``: why its reports were not judged; the other fields are what was seen until then."""
 
@@ -62,6 +73,8 @@ class RepeatRecord(_Model):
     outcome: Outcome | None = None
     """The worst of its reports."""
     reports: list[ReportRecord] = Field(default_factory=list)
+    work: WorkRecord | None = None
+    """Of its first actor; they all do the same."""
     shutdown_s: float | None = None
     """Duration of ``ray.shutdown()``."""
     left_over_at_exit: int | None = None

@@ -43,6 +43,7 @@ from repro.ray_bugs.flush_model import (
     Observation,
     RepeatRecord,
     Result,
+    WorkRecord,
     judge,
     summarize,
     verdict,
@@ -240,7 +241,7 @@ class _ProcessArm(_Arm):
             with driver(program, config, self._environment, output, log, killed=killed) as running:
                 tree = running.tree
                 events = running.follow(_PHASE_LIMITS_S, lambda phase, events: self._check_ray(tree, phase, events))
-                repeat.shutdown_s = events["returned"]["shutdown_s"]
+                _take(repeat, events)
                 reports = Path(events["starting the profiled actors"]["reports"])
                 at_exit = flush_driver.snapshot(reports)
                 repeat.left_over_at_exit = len(tree.members())
@@ -298,7 +299,7 @@ class _ContainerArm(_Arm):
             events = read_events(output)
             if "returned" not in events:
                 raise MachineError(f"the driver in the container ended at {next(reversed(events), 'its start')!r}")
-            repeat.shutdown_s = events["returned"]["shutdown_s"]
+            _take(repeat, events)
             expected = _expected(events)
             reports = events["starting the profiled actors"]["reports"]
             found = {name: self._containers.fetch(box, f"{reports}/{name}", folder / name) for name in expected}
@@ -320,6 +321,11 @@ class _ContainerArm(_Arm):
         return self._containers.export_problem(report) if self._real else export_problem(self._tool, report)
 
 
+def _take(repeat: RepeatRecord, events: dict[str, Event]) -> None:
+    repeat.work = WorkRecord(**events["worked"]["work"][0])
+    repeat.shutdown_s = events["returned"]["shutdown_s"]
+
+
 def _expected(events: dict[str, Event]) -> list[str]:
     return [f"report_{pid}.nsys-rep" for pid in events["working"]["workers"]]
 
@@ -336,6 +342,7 @@ def markdown(result: Result) -> str:
         "flush_race.md.j2",
         result=result,
         stand_in=result.nsys.kind == "stand-in",
+        work=next((repeat.work for repeat in result.results if repeat.work), None),
         summaries=[summarize(result, record.arm) for record in result.arms if not record.skipped],
         skipped=[record for record in result.arms if record.skipped],
         outcomes=OUTCOMES,

@@ -63,6 +63,7 @@ def test_a_driver_that_waits_keeps_the_report(race) -> None:
     repeat = _only(race("stock+wait"))
     assert repeat.outcome == "written"
     assert repeat.reports[0].bytes == 100_000
+    assert repeat.work is not None and repeat.work.reads == flush_race.STAND_IN_EVENTS
     assert repeat.reports[0].ready_s is not None and repeat.reports[0].ready_s < 0
 
 

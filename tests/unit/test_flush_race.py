@@ -25,6 +25,7 @@ from repro.ray_bugs.flush_model import (
     RepeatRecord,
     ReportRecord,
     Result,
+    WorkRecord,
     judge,
     summarize,
     verdict,
@@ -195,7 +196,7 @@ def test_return_after_the_last_write() -> None:
 
 def _page_result(kind: str) -> Result:
     result = _result(
-        _repeat("stock+wait", 1, "written", shutdown_s=1.5),
+        _repeat("stock+wait", 1, "written", shutdown_s=1.5, work=WorkRecord(reads=1939393, nvtx=False, kernels=0)),
         _repeat("stock+immediate", 1, "late", left_over_at_exit=3),
         _repeat("stock+immediate", 2, "corrupt", left_over_at_exit=4, ended_by_us=["nsys profile"]),
         _repeat("fixed+immediate", 1, "written"),
