@@ -64,7 +64,7 @@ def run(
             try:
                 return _followed(container)
             finally:
-                container.remove(force=True)
+                container.remove(force=True, v=True)
     finally:
         client.close()
 
@@ -74,8 +74,8 @@ def _followed(container: Any) -> int:
     output = container.attach(stream=True, demux=True)
     reader = _Reader(output)
     try:
-        container.start()
         reader.start()
+        container.start()
         _wait(reader)
     except KeyboardInterrupt:
         _stop(container, reader)

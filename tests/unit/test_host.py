@@ -65,8 +65,8 @@ class FakeContainer:
     def reload(self) -> None:
         self.attrs = {"State": {"OOMKilled": self.oom}}
 
-    def remove(self, force: bool) -> None:
-        assert force
+    def remove(self, force: bool, v: bool) -> None:
+        assert force and v
         self.removed = True
 
 
