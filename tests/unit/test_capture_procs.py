@@ -49,6 +49,17 @@ def test_ends_grandchildren_that_left_the_session_and_lost_their_parent(tmp_path
     assert any("time.sleep(600)" in command for command in killed)
 
 
+def test_a_member_without_the_mark_is_found_by_its_session(tmp_path: Path) -> None:
+    # As Ray's agents, whose process title overwrites their environment.
+    root = (
+        f"import subprocess,sys;child=subprocess.Popen([sys.executable,'-c',{SLEEP!r}],env={{}});"
+        f"open({str(tmp_path / 'pid')!r},'w').write(str(child.pid));{SLEEP}"
+    )
+    with procs.running([sys.executable, "-c", root], grace_s=0.3):
+        child = int(wait_for(tmp_path / "pid"))
+    assert gone(child)
+
+
 def test_a_root_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = f"import signal;signal.signal(15,signal.SIG_IGN);open({str(tmp_path / 'up')!r},'w').write('1');{SLEEP}"
     tree = procs.ProcessTree([sys.executable, "-c", stubborn])
