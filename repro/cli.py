@@ -100,7 +100,8 @@ def reproduce(
         device: cuda is a GPU, emulated a time model of one. auto takes CUDA where it works, and the emulated device
             where there is no trace of a GPU; a GPU that cannot be used is an error.
         device_model: The emulated device: a model of the kit or a .toml file.
-        profiler: What records on CUDA: nsys (auto) or torch's profiler, for machines without nsys.
+        profiler: What records on CUDA: nsys (auto) or torch's profiler, for machines without nsys. nsys on the emulated
+            device records the pipeline's ranges and no device.
         repeats: Captures of each profile; differences are taken within a repeat.
         out: Folder of the run, instead of a new one under results/. One that holds an unfinished run of the same
             specification is continued.
@@ -147,7 +148,8 @@ def analyze(
 ) -> int:
     """Say how one device of a profile spent its time: busy, copying while idle, waiting.
 
-    The file is an Nsight Systems SQLite export, of this kit or not; it is never written to.
+    The file is an Nsight Systems SQLite export, of this kit or not, or a report of nsys, which is exported to a
+    temporary file first; it is never written to.
 
     Args:
         file: The profile.
@@ -155,9 +157,14 @@ def analyze(
         format: json prints one object, schema repro.analysis/1.
     """
     from repro.analysis import analyze as room
+    from repro.capture.nsys import sqlite_of
     from repro.report.tables import analysis_table
+    from repro.results import sha256_of
 
-    analysis = room(file, device_id)
+    with sqlite_of(file) as exported:
+        analysis = room(exported, device_id)
+    if exported != file:
+        analysis = analysis.model_copy(update={"file": file.name, "sha256": sha256_of(file)})
     if format == "json":
         print(analysis.model_dump_json(by_alias=True, indent=1))  # noqa: T201 - the command's output
     else:

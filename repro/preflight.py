@@ -13,19 +13,26 @@ from repro.errors import MachineError
 from repro.probes import Disk, disk, gather
 
 GPU_CHECKS: Final = ("gpu", "libcuda", "driver")
+NSYS_CHECKS: Final = ("nsys", "nsys for cuda")
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 
-def check_machine(device: Literal["auto", "cuda", "emulated"], folder: Path) -> None:
+def check_machine(
+    device: Literal["auto", "cuda", "emulated"],
+    folder: Path,
+    *,
+    profiler: Literal["auto", "nsys", "torch"] = "auto",
+) -> None:
     """``MachineError`` with the first thing that keeps ``reproduce`` from running here with its results in ``folder``.
 
-    The GPU is looked at only where there are signs of one and ``device`` lets it be used; without any, choosing the
-    device says what there is to say.
+    The GPU, and whether nsys knows its driver where nsys is to record it, are looked at only where there are signs of
+    a GPU and ``device`` lets it be used; without any, choosing the device says what there is to say.
     """
     disks: tuple[Disk, ...] = tuple(filter(None, (disk(_existing(folder)), disk(Path(tempfile.gettempdir())))))
     checks: list[Check] = [shared_memory(disk(SHARED_MEMORY)), *disk_space(disks)]
     if device != "emulated" and nvidia_traces():
-        checks += [check for check in examine(gather()).checks if check.name in GPU_CHECKS]
+        needed = GPU_CHECKS if profiler == "torch" else (*GPU_CHECKS, *NSYS_CHECKS)
+        checks += [check for check in examine(gather()).checks if check.name in needed]
     for check in checks:
         if not check.usable:
             raise MachineError(f"{check.name}: {check.found}.", remedy=check.remedy)

@@ -140,7 +140,7 @@ def gather() -> Facts:
             nvidia_traces=tuple(nvidia_traces()),
             ray=_ray(),
             torch=_torch(),
-            kernel_driver=_kernel_driver(Path("/proc/driver/nvidia/version")),
+            kernel_driver=kernel_driver(),
             shm=disk(Path("/dev/shm")),
             disks=tuple(filter(None, (disk(Path.cwd()), disk(Path(tempfile.gettempdir()))))),
             perf_event_paranoid=_number(Path("/proc/sys/kernel/perf_event_paranoid")),
@@ -244,7 +244,8 @@ def _torch() -> tuple[str, str | None] | None:
     return metadata.version("torch"), built_for[1] if built_for else None
 
 
-def _kernel_driver(file: Path) -> str | None:
+def kernel_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Version of the loaded NVIDIA kernel driver; None without one."""
     try:
         match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.read_text(encoding="utf-8", errors="replace"))
     except OSError:

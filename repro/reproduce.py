@@ -60,12 +60,14 @@ def reproduce(
     """
     if out is None:
         check_folder(RESULTS)
-    check_machine(device, out or RESULTS)
+    check_machine(device, out or RESULTS, profiler=profiler)
     kind, why = resolve_device(device)
     spec = _spec({**values, "device": kind, "profiler": _profiler(kind, profiler)})
     _check_flags(spec)
     if kind == "emulated":
         progress.say(f"EMULATED device, model {spec.device_model} ({why}): nothing below is measured on a GPU.")
+        if spec.profiler == "nsys":
+            progress.say("nsys records the ranges of the pipeline; it sees no CUDA, so no idle time can be computed.")
     else:
         progress.say(f"CUDA device ({why}).")
     with _open_run(spec, out, fresh=fresh) as run_dir:
@@ -104,9 +106,9 @@ def _spec(values: Mapping[str, Any]) -> RunSpec:
 def _profiler(kind: str, asked: Literal["auto", "nsys", "torch"]) -> str:
     if kind == "cuda":
         return "nsys" if asked == "auto" else asked
-    if asked != "auto":
-        raise UsageError(f"--profiler={asked} records a CUDA device, this run is emulated.", remedy="Leave it out.")
-    return "emulated"
+    if asked == "torch":
+        raise UsageError("--profiler=torch records a CUDA device, this run is emulated.", remedy="Leave it out.")
+    return "nsys" if asked == "nsys" else "emulated"
 
 
 def _check_flags(spec: RunSpec) -> None:

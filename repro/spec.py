@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Mode = Literal["inline", "split", "pinned", "overlap", "staged"]
 Regime = Literal["single-operator", "producer-bound", "compute-bound"]
+Profiler = Literal["emulated", "nsys", "torch"]
 
 
 class _Frozen(BaseModel):
@@ -51,7 +52,7 @@ class RunSpec(_Frozen):
     profiles: tuple[str, ...]
     device: Literal["emulated", "cuda"]
     device_model: str = "b200"
-    profiler: Literal["emulated", "nsys", "torch"] = "emulated"
+    profiler: Profiler = "emulated"
     repeats: int = Field(1, ge=1, le=100)
     blocks: int = Field(32, ge=1, le=100_000)
     rows: int = Field(2048, ge=1)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import psutil
 
+from repro.device.torch_recorder import report_folder
 from repro.errors import MachineError, WaitTimeoutError
 from repro.results import whole_file
 
@@ -50,12 +51,12 @@ class NodeFiles:
     """``Node`` for the machine it runs on. ``folder`` is where Ray's nsight plugin puts reports."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or _nsight_folder()
+        self._folder = folder or report_folder()
 
     def look(self, stem: str) -> Look:
         writers, cpu_s = _writers(str(self._folder / f"{stem}."))
         reports = {}
-        for path in self._folder.glob("*.nsys-rep"):
+        for path in self._folder.glob("*"):
             if path.name.startswith(f"{stem}."):
                 with contextlib.suppress(FileNotFoundError):
                     reports[path.name] = path.stat().st_size
@@ -99,9 +100,16 @@ class RemoteNode:
 
 
 def wait_for_reports(
-    node: Node, stem: str, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    node: Node,
+    stem: str,
+    *,
+    on_progress: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, int]:
     """Wait until nothing writes reports of ``stem`` any more; report name -> size in bytes.
+
+    ``on_progress`` is called at every step forward.
 
     There is no limit on the whole: a long export is not stuck. ``WaitTimeoutError`` after ``IDLE_LIMIT_S`` without
     progress, ``MachineError`` if nsys ends without a whole report.
@@ -115,6 +123,7 @@ def wait_for_reports(
         working = mark is None or look.cpu_s - mark.cpu_s >= IDLE_CPU_SHARE * IDLE_LIMIT_S
         if working or (mark and (look.reports, look.writers) != (mark.reports, mark.writers)):
             mark, since = look, clock()
+            on_progress()
         elif clock() - since > IDLE_LIMIT_S:
             raise WaitTimeoutError(
                 f"Waited {IDLE_LIMIT_S:.0f} s without progress for {', '.join(look.writers)} to write the report of "
@@ -169,11 +178,3 @@ def _command_lines() -> Iterator[tuple[int, tuple[str, float, list[str]]]]:
                     yield process.pid, (process.name(), times.user + times.system, process.cmdline())
         except psutil.Error:
             continue  # ended meanwhile, or another user's
-
-
-def _nsight_folder() -> Path:
-    """Where the nsight plugin of this node's Ray puts reports."""
-    import ray
-
-    node: Any = ray._private.worker._global_node
-    return Path(node.get_session_dir_path()) / "logs" / "nsight"

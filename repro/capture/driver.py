@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import IO
 
+from repro.capture import collect, placement
 from repro.capture.messages import (
     Answer,
     Batches,
@@ -24,11 +26,12 @@ from repro.capture.messages import (
     Ran,
     Request,
     Run,
+    StageNode,
     Start,
     Started,
     parse_request,
 )
-from repro.errors import NotReproducedError
+from repro.errors import KitError, NotReproducedError
 from repro.workload import graph
 
 
@@ -37,6 +40,7 @@ class Driver:
 
     def __init__(self, answers: IO[str]) -> None:
         self._answers = answers
+        self._stage_node = StageNode(node_id="", address="", gpus=0)
 
     def handle(self, request: Request) -> None:
         """Answer ``request``; whatever it raises is answered as ``Failed``."""
@@ -44,9 +48,19 @@ class Driver:
             if isinstance(request, Start):
                 self._send(self._start(request))
             elif isinstance(request, Measure):
-                self._send(Measured(store_ms_per_mib=graph.measure_store()))
+                gpu = placement.calibrate_gpu(self._stage_node, request.gpu) if request.gpu else None
+                self._send(Measured(store_ms_per_mib=graph.measure_store(), gpu=gpu))
             else:
                 self._send(self._run(request))
+        except KitError as error:
+            self._send(
+                Failed(
+                    message=error.message.removesuffix("."),
+                    detail=traceback.format_exc(),
+                    remedy=error.remedy,
+                    exit_status=error.exit_status,
+                )
+            )
         except Exception as error:
             summary = str(error).strip().splitlines() or [""]
             self._send(Failed(message=f"{type(error).__name__}: {summary[0]}", detail=traceback.format_exc()))
@@ -71,13 +85,26 @@ class Driver:
                 _node_ip_address="127.0.0.1",
             )
         graph.configure_ray_data()
-        return Started(node=str(ray.get_runtime_context().get_node_id()))
+        self._stage_node = placement.choose_stage_node(request.device)
+        return Started(node=str(ray.get_runtime_context().get_node_id()), stage_node=self._stage_node)
 
     def _run(self, request: Run) -> Ran:
         plan = request.plan
         graph.warm_up(plan)
         started_ns = time.monotonic_ns()
-        results = graph.run(plan, lambda received: self._send(Batches(received=received)))
+        received = 0
+
+        def on_batch(number: int) -> None:
+            nonlocal received
+            received = number
+            self._send(Batches(received=number))
+
+        try:
+            results = graph.run(plan, on_batch, placement.stage_options(plan, self._stage_node))
+        except Exception as error:
+            if received or plan.profiler != "nsys":
+                raise
+            raise placement.no_worker_error(error) from error
         wrong = None
         expected = got = 0
         try:
@@ -85,7 +112,13 @@ class Driver:
         except NotReproducedError as error:
             wrong = error.message
         timing = graph.timing(plan, results.calls)
+        files: list[Path] = []
+        if plan.profiler != "emulated":
+            node = collect.RemoteNode(self._stage_node.node_id)
+            reports = collect.wait_for_reports(node, plan.stem, on_progress=lambda: on_batch(received))
+            files = collect.fetch(node, reports, Path(request.fetch_to))
         return Ran(
+            files=[str(file) for file in files],
             expected=f"{expected:#018x}",
             got=f"{got:#018x}",
             wrong=wrong,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from repro.workload.calibrate import GpuFacts, GpuRequest
 from repro.workload.plan import WorkloadPlan
 
 
@@ -18,9 +19,10 @@ class _Message(BaseModel):
 
 
 class Start(_Message):
-    """Start Ray, or join the cluster at ``address``."""
+    """Start Ray, or join the cluster at ``address``. ``device`` is what the GPU stage's node must have."""
 
     kind: Literal["start"] = "start"
+    device: Literal["emulated", "cuda"] = "emulated"
     cpus: int
     temp_dir: str
     object_store_bytes: int
@@ -28,26 +30,40 @@ class Start(_Message):
 
 
 class Measure(_Message):
-    """Measure what a MiB through the object store costs."""
+    """Measure what a MiB through the object store costs and, if asked for, calibrate the GPU."""
 
     kind: Literal["measure"] = "measure"
+    gpu: GpuRequest | None = None
 
 
 class Run(_Message):
-    """Run one capture's pipeline."""
+    """Run one capture's pipeline; what a profiler leaves on the stage's node is fetched into ``fetch_to``."""
 
     kind: Literal["run"] = "run"
     plan: WorkloadPlan
+    fetch_to: str = ""
+
+
+class StageNode(_Message):
+    """The node of the GPU stage: Ray's id of it, its address, and how many GPUs Ray sees there."""
+
+    node_id: str
+    address: str
+    gpus: float
 
 
 class Started(_Message):
+    """``node`` is the driver's own, ``stage_node`` the one that the GPU stage will run on."""
+
     kind: Literal["started"] = "started"
     node: str
+    stage_node: StageNode | None = None
 
 
 class Measured(_Message):
     kind: Literal["measured"] = "measured"
     store_ms_per_mib: float
+    gpu: GpuFacts | None = None
 
 
 class Batches(_Message):
@@ -73,14 +89,18 @@ class Ran(_Message):
     call_ms: float
     prep_ms: float
     producer_bound: bool
+    files: list[str] = []
+    """What the profiler left on the stage's node, fetched into the folder that the request named."""
 
 
 class Failed(_Message):
-    """The request failed: ``message`` is one line, ``detail`` the traceback."""
+    """The request failed: ``message`` is one line, ``detail`` the traceback; the rest is that of a ``KitError``."""
 
     kind: Literal["failed"] = "failed"
     message: str
     detail: str
+    remedy: str = ""
+    exit_status: int = 1
 
 
 Request = Start | Measure | Run

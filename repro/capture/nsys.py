@@ -32,6 +32,10 @@ from repro.text import one_line
 
 REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
 EXPORT_LIMIT_S: Final = 600.0
+NO_KERNELS_REMEDY: Final = (
+    "An nsys older than the driver records none (python -m repro doctor compares them). CUPTI serves one profiler at a "
+    "time: end ncu, another nsys and DCGM's profiling. On a MIG slice: --profiler=torch."
+)
 
 Version = tuple[int, int, int]
 
@@ -58,18 +62,20 @@ def nsight_options(stem: str) -> dict[str, str]:
     }
 
 
-def ready_nsys() -> Nsys:
+def ready_nsys(*, stock_ray: bool = False) -> Nsys:
     """The nsys of this machine, checked so far as can be before a worker starts under it.
 
     ``MachineError`` if there is none, if it does not run, or if Ray would start another Python under it
     (ray#66093: its plugin forgets the command it was to run and takes whatever ``python`` is on PATH).
     """
     nsys = choose("real")
-    if not _is_fixed() and (problem := _bare_python_problem()):
+    if (stock_ray or not _is_fixed()) and (problem := _bare_python_problem()):
         raise MachineError(
             f"Ray's nsight plugin starts profiled workers with a bare python, and {problem}: none would start "
             "(ray#66093).",
-            remedy="python -m repro patches apply.",
+            remedy="Activate the environment of this Python, so that PATH has its python, or drop --stock-ray."
+            if stock_ray
+            else "python -m repro patches apply.",
         )
     return nsys
 
@@ -202,6 +208,25 @@ def _diagnostics(lines: Path) -> Iterator[tuple[int, int, str]]:
             event: dict[str, Any] = json.loads(line)["DiagnosticEvent"]
             severity = _SEVERITIES.get(event.get("Level", ""), _SEVERITIES["Error"])
             yield int(event.get("Timestamp", {}).get("Time", 0)), severity, str(event.get("Text", ""))
+
+
+def keep_report(nsys: Nsys, fetched: Sequence[Path], path: Path, what: str) -> tuple[Path, Exported]:
+    """Export the fetched reports of one capture and keep the GPU stage's: ``path``, and its report beside it.
+
+    Returns the report's new place and what the export holds. Errors as of ``export`` and ``choose_report``.
+    """
+    with tempfile.TemporaryDirectory(prefix="repro-export-") as folder:
+        found = []
+        for report in fetched:
+            database = Path(folder) / f"{report.stem}.sqlite"
+            export(nsys, report, database)
+            found.append(inspect(report, database))
+        chosen = choose_report(found, what)
+        kept = path.with_suffix(".nsys-rep")
+        for source, target in ((chosen.report, kept), (chosen.database, path)):
+            with whole_file(target) as temporary:
+                shutil.copyfile(source, temporary)
+    return kept, chosen
 
 
 def _dotted(version: Sequence[int]) -> str:

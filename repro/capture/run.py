@@ -8,24 +8,30 @@ half way continues with what is missing.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import repro
 from repro import ray_patches
-from repro.capture import machine
+from repro.capture import machine, nsys, torch_profiler
+from repro.capture.messages import Ran, StageNode
 from repro.capture.payload import Costs, choose_payload
 from repro.capture.session import Session
+from repro.device import cuda
 from repro.device.emulated_log import read_log
 from repro.device.model import DeviceModel, load_model, model_path
-from repro.errors import KitError, MachineError, NotReproducedError, UsageError
+from repro.errors import KitError, MachineError, NoGpuActivityError, NotReproducedError, UsageError
+from repro.nsysdb.reader import read_profile
 from repro.nsysdb.writer import write_profile
 from repro.procs import terminate_as_interrupt
 from repro.progress import Progress
+from repro.ray_bugs.nsys import Nsys
 from repro.results import CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
 from repro.spec import PROFILES, ProfileSpec, RunSpec
 from repro.workload import staging
+from repro.workload.calibrate import GpuFacts, GpuRequest
 from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
@@ -45,20 +51,22 @@ def capture_run(spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress) 
     ``NotReproducedError`` if a pipeline's results are wrong (the record says which, no profile is kept);
     ``MachineError`` and ``WaitTimeoutError`` if Ray does not start or stalls. Logs of a failure are in ``run.logs``.
     """
-    if spec.device != "emulated":
-        raise MachineError("This version of the kit captures on the emulated device only.", remedy="--device=emulated")
+    if spec.device == "cuda" and spec.matmuls > cuda.MAX_MATMULS:
+        raise UsageError(f"--matmuls={spec.matmuls}: a CUDA run checks its results for up to {cuda.MAX_MATMULS}.")
     model = load_model(spec.device_model)
     if fresh:
         _clear(run)
     record = _open_record(spec, run, model, _patches(spec))
+    tool = nsys.ready_nsys(stock_ray=spec.stock_ray) if spec.profiler == "nsys" else None
     _forget_missing(record, run)
     missing = _missing(spec, record)
     run.write(record)
     if missing:
         cpus = max(2, int(record.machine["cores"]))
-        with terminate_as_interrupt(), Session(cpus=cpus, stock_ray=spec.stock_ray) as session:
+        options: dict[str, Any] = {"device": spec.device, "stock_ray": spec.stock_ray}
+        with terminate_as_interrupt(), Session(cpus=cpus, **options) as session:
             try:
-                _Capturing(spec, run, record, model, session, progress).capture(missing)
+                _Capturing(spec, run, record, model, session, progress, tool).capture(missing)
             except Exception:
                 session.keep_logs(run.logs)
                 raise
@@ -69,8 +77,17 @@ class _Capturing:
     """The captures of one cluster."""
 
     def __init__(
-        self, spec: RunSpec, run: RunDir, record: RunRecord, model: DeviceModel, session: Session, progress: Progress
+        self,
+        spec: RunSpec,
+        run: RunDir,
+        record: RunRecord,
+        model: DeviceModel,
+        session: Session,
+        progress: Progress,
+        tool: Nsys | None,
     ) -> None:
+        self._tool = tool
+        self._gpu: GpuFacts | None = None
         self._spec = spec
         self._run = run
         self._record = record
@@ -80,26 +97,52 @@ class _Capturing:
 
     def capture(self, missing: list[tuple[ProfileSpec, int]]) -> None:
         with self._progress.waiting("Starting Ray"):
-            node = self._session.start().node
-        with self._progress.waiting("Measuring the object store"):
-            measured = self._session.measure()
+            started = self._session.start()
+        node = started.stage_node or StageNode(node_id=started.node, address="", gpus=0)
+        with self._progress.waiting("Measuring the object store" + (" and the GPU" if self._on_cuda else "")):
+            measured = self._session.measure(self._gpu_request() if self._on_cuda else None)
+        if measured.gpu:
+            self._gpu = self._same_gpu(measured.gpu)
         if self._record.payload is None:
             costs = Costs(int(self._record.machine["cores"]), measured.store_ms_per_mib)
             self._record.payload = choose_payload(self._spec, self._model, costs)
-            self._run.write(self._record)
+        self._run.write(self._record)
         prep = PrepPlan(self._record.payload.travelled_rows, self._spec.cols, self._spec.prep_ms)
         for done, (profile, repeat) in enumerate(missing, 1):
             name = self._run.stem(profile.name, repeat)
             with self._progress.waiting(f"[{done}/{len(missing)}] {name}: {profile.stage}"):
                 self._replace(self._capture_one(profile, repeat, prep, node))
 
-    def _capture_one(self, profile: ProfileSpec, repeat: int, prep: PrepPlan, node: str) -> CaptureRecord:
+    @property
+    def _on_cuda(self) -> bool:
+        return self._spec.device == "cuda"
+
+    def _gpu_request(self) -> GpuRequest:
+        """Matmuls as long as the model's: nine of the published batch take 39 ms."""
+        matmul_ms = self._model.matmul_ns(self._spec.rows, self._spec.cols) / 1e6
+        return GpuRequest(rows=self._spec.rows, cols=self._spec.cols, matmul_ms=matmul_ms)
+
+    def _same_gpu(self, found: GpuFacts) -> GpuFacts:
+        """``found``, recorded; in a run that is continued, what it recorded, so that its matmuls stay the same."""
+        if not self._record.device.name:
+            self._record.device = DeviceRecord(kind="cuda", name=found.name, driver=found.driver)
+            self._record.machine["gpu"] = found.model_dump(mode="json")
+            return found
+        if found.name != self._record.device.name:
+            raise UsageError(
+                f"{self._run.root} holds a run on {self._record.device.name}, and this GPU is {found.name}.",
+                remedy="Name another folder with --out, or drop what is there with --fresh.",
+            )
+        return GpuFacts.model_validate(self._record.machine["gpu"])
+
+    def _capture_one(self, profile: ProfileSpec, repeat: int, prep: PrepPlan, node: StageNode) -> CaptureRecord:
         if reason := _skip_reason(profile, self._record):
             return CaptureRecord(profile=profile.name, repeat=repeat, skipped=reason)
         assert self._record.payload
         log = self._session.folder / f"{self._run.stem(profile.name, repeat)}.jsonl"
-        plan = workload_plan(self._spec, profile, prep, log)
-        capture = CaptureRecord(profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node)
+        plan = workload_plan(self._spec, profile, prep, log, inner=self._gpu.inner if self._gpu else 0)
+        plan = replace(plan, stem=f"{profile.name}-{repeat}")
+        capture = CaptureRecord(profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node.node_id)
         try:
             ran = self._session.run(plan)
         except KitError as error:
@@ -109,13 +152,21 @@ class _Capturing:
         if ran.wrong:
             self._replace(capture.model_copy(update={"error": ran.wrong}))
             raise NotReproducedError(f"{profile.name}: {ran.wrong}")
-        device_log = read_log([log], window_ns=(ran.opened_ns, ran.closed_ns + 1))
+        path = self._run.profile_path(profile.name, repeat)
+        try:
+            kept = self._keep(plan, ran, path)
+        except KitError as error:
+            self._replace(capture.model_copy(update={"error": error.message}))
+            raise
+        capture.nsys_rep = str(kept.relative_to(self._run.root)) if kept else None
         wait_ms, producer_bound = ran.wait_ms, ran.producer_bound
         if plan.mode == "staged":
             capture.staging = staging.read_stats(plan, (ran.opened_ns, ran.closed_ns))
-            wait_ms, producer_bound = staging.device_wait(device_log, self._spec.blocks)
-        path = self._run.profile_path(profile.name, repeat)
-        write_profile(path, device_log)
+            kernels = read_profile(path).kernels
+            if len(kernels):
+                wait_ms, producer_bound = staging.kernel_wait(
+                    kernels.start.tolist(), kernels.end.tolist(), self._spec.blocks
+                )
         return capture.model_copy(
             update={
                 "file": str(path.relative_to(self._run.root)),
@@ -130,9 +181,30 @@ class _Capturing:
                     "warmup_batches": plan.warmup_blocks,
                     "stage_call_ms": ran.call_ms,
                     "source_interval_ms": plan.interval_ms,
+                    "node_address": node.address,
+                    "reports_found": [Path(file).name for file in ran.files],
                 },
             }
         )
+
+    def _keep(self, plan: WorkloadPlan, ran: Ran, path: Path) -> Path | None:
+        """Write the profile to ``path``; returns the report of nsys beside it, if there is one."""
+        files = [Path(file) for file in ran.files]
+        if self._tool:
+            kept, exported = nsys.keep_report(self._tool, files, path, plan.stem)
+            if self._on_cuda and not exported.devices:
+                said = "; ".join(read_profile(path).diagnostics) or "nothing about it"
+                raise NoGpuActivityError(
+                    f"nsys recorded no kernels of {plan.stem}. It said: {said}.", remedy=nsys.NO_KERNELS_REMEDY
+                )
+            return kept
+        if plan.profiler == "torch":
+            if len(files) != 1:
+                raise MachineError(f"torch's profiler left {len(files)} traces of {plan.stem}, and there is one stage.")
+            write_profile(path, torch_profiler.read_trace(files[0]))
+        else:
+            write_profile(path, read_log([Path(plan.device.log)], window_ns=(ran.opened_ns, ran.closed_ns + 1)))
+        return None
 
     def _replace(self, capture: CaptureRecord) -> None:
         _drop(self._record, capture.profile, capture.repeat)
@@ -142,7 +214,7 @@ class _Capturing:
         self._run.write(self._record)
 
 
-def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path) -> WorkloadPlan:
+def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path, *, inner: int = 0) -> WorkloadPlan:
     """The pipeline of one profile, with its device log at ``log``."""
     model = spec.device_model
     return WorkloadPlan(
@@ -154,7 +226,8 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
         nominal_bytes=spec.batch_bytes,
         prep=prep,
         interval_ms=PRODUCER_BOUND_INTERVAL_MS if profile.regime == "producer-bound" else 0.0,
-        device=DevicePlan(kind=spec.device, model=str(model_path(model).resolve()), log=str(log)),
+        device=DevicePlan(kind=spec.device, model=str(model_path(model).resolve()), log=str(log), inner=inner),
+        profiler=spec.profiler,
     )
 
 
@@ -176,9 +249,12 @@ def _patches(spec: RunSpec) -> list[dict[str, Any]]:
 def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel, patches: list[dict[str, Any]]) -> RunRecord:
     """The record in ``run`` if it is one of this spec, a new one if there is none."""
     file = model_path(spec.device_model)
-    device = DeviceRecord(
-        kind=spec.device, name=f"Emulated {model.name}", model_file=file.name, model_sha256=sha256_of(file)
-    )
+    # Which GPU it is shows when Ray runs on its node.
+    device = DeviceRecord(kind="cuda", name="")
+    if spec.device == "emulated":
+        device = DeviceRecord(
+            kind=spec.device, name=f"Emulated {model.name}", model_file=file.name, model_sha256=sha256_of(file)
+        )
     if not run.run_json.exists():
         return RunRecord(
             schema="repro.run/1",
@@ -194,7 +270,7 @@ def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel, patches: list[d
         )
     record = run.read()
     differing = [name for name in RunSpec.model_fields if getattr(record.spec, name) != getattr(spec, name)]
-    if record.device != device:
+    if spec.device == "emulated" and record.device != device:
         differing.append("device")
     if record.versions.get("ray") != machine.versions().get("ray"):
         differing.append("version of Ray")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import repro
 from repro import ray_patches
@@ -38,6 +38,7 @@ from repro.capture.messages import (
 )
 from repro.errors import KitError, MachineError, WaitTimeoutError
 from repro.procs import ProcessTree
+from repro.workload.calibrate import GpuRequest
 from repro.workload.plan import MIN_PREP_TASKS, WorkloadPlan
 
 START_LIMIT_S = 90.0
@@ -63,9 +64,16 @@ class Session:
     """
 
     def __init__(
-        self, *, cpus: int, stock_ray: bool = False, address: str | None = None, argv: list[str] | None = None
+        self,
+        *,
+        cpus: int,
+        device: Literal["emulated", "cuda"] = "emulated",
+        stock_ray: bool = False,
+        address: str | None = None,
+        argv: list[str] | None = None,
     ) -> None:
         self._cpus = cpus
+        self._device = device
         self._stock_ray = stock_ray
         self._address = address
         self._argv = argv or [sys.executable, "-m", "repro.capture.driver"]
@@ -111,6 +119,7 @@ class Session:
         """Start the cluster (or join it)."""
         what = f"the Ray cluster at {self._address}" if self._address else "Ray to start"
         request = Start(
+            device=self._device,
             cpus=self._cpus,
             temp_dir=str(self.folder / "ray"),
             object_store_bytes=OBJECT_STORE_BYTES,
@@ -118,15 +127,17 @@ class Session:
         )
         return self._ask(request, Started, what, START_LIMIT_S)
 
-    def measure(self) -> Measured:
-        """Measure the object store."""
-        return self._ask(Measure(), Measured, "the object store measurement", MEASURE_LIMIT_S)
+    def measure(self, gpu: GpuRequest | None = None) -> Measured:
+        """Measure the object store, and calibrate the GPU if asked for."""
+        what = "the object store measurement" + (" and the calibration of the GPU" if gpu else "")
+        return self._ask(Measure(gpu=gpu), Measured, what, MEASURE_LIMIT_S * (2 if gpu else 1))
 
     def run(self, plan: WorkloadPlan, on_batch: Callable[[int], None] = lambda received: None) -> Ran:
         """Run one pipeline. The limit is on the time without a batch, not on the whole."""
         total = plan.warmup_blocks + plan.blocks
         limit_s = STALL_LIMIT_S + 10 * (plan.prep.cpu_ms + plan.interval_ms) / 1e3
-        return self._ask(Run(plan=plan), Ran, f"the next of {total} batches of {plan.mode}", limit_s, on_batch)
+        request = Run(plan=plan, fetch_to=str(self.folder))
+        return self._ask(request, Ran, f"the next of {total} batches of {plan.mode}", limit_s, on_batch)
 
     def keep_logs(self, destination: Path) -> None:
         """Copy Ray's and the driver's logs to ``destination``."""
@@ -154,7 +165,11 @@ class Session:
             if isinstance(answer, Batches):
                 on_batch(answer.received)
             elif isinstance(answer, Failed):
-                raise DriverFailedError(f"Waiting for {what}, the driver of the Ray cluster failed: {answer.message}.")
+                error = DriverFailedError(
+                    f"Waiting for {what}, the driver of the Ray cluster failed: {answer.message}.", remedy=answer.remedy
+                )
+                error.exit_status = answer.exit_status
+                raise error
             elif isinstance(answer, kind):
                 return answer
             else:
@@ -202,6 +217,9 @@ def _environment(cpus: int) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
         "OMP_NUM_THREADS": "1",
+        # When a worker ends, Ray kills its process group, and in some versions of nsys that is nsys's own, which is
+        # then writing the report (ray#60904). The kit ends what is left of a session itself.
+        "RAY_process_group_cleanup_enabled": "0",
         # Ray ends idle workers above this number; the warm ones of all prep tasks and the next actor must stay.
         "RAY_num_workers_soft_limit": str(4 * max(cpus, MIN_PREP_TASKS) + 2),
     }

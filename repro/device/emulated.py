@@ -45,6 +45,7 @@ from repro.device.clock import Clock, RealClock
 from repro.device.emulated_log import LAUNCH_KERNEL, MEMCPY_ASYNC, LogWriter
 from repro.device.emulated_timeline import Engine, Operation, Timeline
 from repro.device.model import DeviceModel, load_model, transfer_ns
+from repro.device.nvtx_ranges import nvtx_range
 from repro.device.protocol import DeviceArray, Event, PinnedBuffer, Stream
 from repro.errors import UsageError
 from repro.nsysdb.model import DEVICE, DTOH, HTOD, PAGEABLE, PINNED
@@ -408,7 +409,8 @@ class EmulatedDevice:
     def annotate(self, name: str) -> Iterator[None]:
         start_ns = self._clock.now_ns()
         try:
-            yield
+            with nvtx_range(name):
+                yield
         finally:
             with self._changed:
                 self._log.add("nvtx", start_ns, self._clock.now_ns(), self._thread_id(), name)

@@ -90,3 +90,4 @@ class Capture:
     """(pid, tid) -> name."""
     utc_epoch_ns: int = 0
     """Wall clock at time 0 of the capture."""
+    emulated: bool = True

@@ -1,7 +1,7 @@
 """Write a :class:`~repro.nsysdb.model.Capture` as an Nsight Systems SQLite export (schema 3.7.2).
 
-The file is what ``nsys export --type sqlite`` would leave: no indexes, ``journal_mode=DELETE``, one file. It always
-says that no GPU made it: the device name and META_DATA_CAPTURE carry the word *emulated*.
+The file is what ``nsys export --type sqlite`` would leave: no indexes, ``journal_mode=DELETE``, one file. Of an
+emulated capture it says that no GPU made it: the device name and META_DATA_CAPTURE carry the word *emulated*.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _write_target(db: sqlite3.Connection, capture: Capture, pids: list[int]) -> 
             {
                 "vmId": _VM_ID << 48,
                 "id": capture.device_id,
-                "name": _device_name(capture.device_name),
+                "name": _device_name(capture),
                 "isDiscrete": 1,
                 "totalMemory": capture.total_memory_bytes or None,
                 "smCount": capture.sm_count or None,
@@ -242,7 +242,7 @@ def _write_metadata(db: sqlite3.Connection, capture: Capture) -> None:
     )
     major, minor, micro = schema.VERSION.split(".")
     export = {
-        "EXPORT_PRODUCT_NAME": "gpu-idle-repro (emulated device)",
+        "EXPORT_PRODUCT_NAME": f"gpu-idle-repro ({'emulated device' if capture.emulated else 'torch profiler'})",
         "EXPORT_PRODUCT_VERSION": __version__,
         "EXPORT_SCHEMA_VERSION": schema.VERSION,
         "EXPORT_SCHEMA_VERSION_MAJOR": major,
@@ -250,7 +250,8 @@ def _write_metadata(db: sqlite3.Connection, capture: Capture) -> None:
         "EXPORT_SCHEMA_VERSION_MICRO": micro,
     }
     _insert(db, "META_DATA_EXPORT", ({"name": name, "value": value} for name, value in export.items()))
-    written = {schema.DEVICE_KIND_KEY: "emulated", "DEVICE_NAME": _device_name(capture.device_name)}
+    kind = "emulated" if capture.emulated else "cuda"
+    written = {schema.DEVICE_KIND_KEY: kind, "DEVICE_NAME": _device_name(capture)}
     _insert(
         db,
         schema.CAPTURE_METADATA,
@@ -258,8 +259,9 @@ def _write_metadata(db: sqlite3.Connection, capture: Capture) -> None:
     )
 
 
-def _device_name(name: str) -> str:
-    return name if "emulated" in name.lower() else f"{name} (emulated)"
+def _device_name(capture: Capture) -> str:
+    name = capture.device_name
+    return name if not capture.emulated or "emulated" in name.lower() else f"{name} (emulated)"
 
 
 def _short_name(name: str) -> str:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from repro.device.nvtx_ranges import open_window
 from repro.device.protocol import Device, DeviceArray, Stream
 from repro.errors import MachineError
 from repro.workload import staging
@@ -35,14 +36,47 @@ def open_device(plan: DevicePlan) -> Device:
         from repro.device.model import load_model
 
         return EmulatedDevice(load_model(plan.model), log_path=Path(plan.log))
+    if plan.kind == "cuda":
+        from repro.device.cuda import CudaDevice
+
+        return CudaDevice(inner=plan.inner)
     raise MachineError(f"The GPU stage has no device of kind {plan.kind}.")
 
 
-class Window:
-    """Counts the calls of a stage and opens the window between the warm-up calls and the rest."""
+def open_recorder(plan: WorkloadPlan) -> Recorder:
+    """What is to be told when the window opens and closes."""
+    if plan.profiler == "torch":
+        from repro.device.torch_recorder import TorchRecorder
 
-    def __init__(self, warmup: int) -> None:
+        return TorchRecorder(plan.stem)
+    return NvtxWindow()
+
+
+class Recorder(Protocol):
+    """Records the window; both calls return when recording has started or ended."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class NvtxWindow:
+    """For nsys, which starts at the NVTX range of the window and records to the end of the process."""
+
+    def start(self) -> None:
+        open_window()
+
+    def stop(self) -> None:
+        pass
+
+
+class Window:
+    """Counts the calls of a stage and opens the window between the warm-up calls and the ``blocks`` calls after."""
+
+    def __init__(self, warmup: int, *, blocks: int = 1, recorder: Recorder | None = None) -> None:
         self._warmup = warmup
+        self._last = warmup + blocks
+        self._recorder = recorder or NvtxWindow()
         self._changed = threading.Condition()
         self._entered = 0
         self._left = 0
@@ -56,6 +90,7 @@ class Window:
             self._entered += 1
             if number == self._warmup:
                 self._changed.wait_for(lambda: self._left == self._warmup)
+                self._recorder.start()
                 self._is_open = True
                 self._changed.notify_all()
             elif number > self._warmup:
@@ -65,6 +100,8 @@ class Window:
         finally:
             with self._changed:
                 self._left += 1
+                if self._left == self._last:
+                    self._recorder.stop()
                 self._changed.notify_all()
 
 
@@ -75,7 +112,7 @@ class SplitStage:
         self._plan = plan
         self._device = device or open_device(plan.device)
         self._stream = self._device.new_stream("stage")
-        self._window = Window(plan.warmup_blocks)
+        self._window = Window(plan.warmup_blocks, blocks=plan.blocks, recorder=open_recorder(plan))
 
     def __call__(self, batch: Batch) -> Batch:
         with self._window.call() as call:
@@ -162,13 +199,13 @@ class StagedStage(SplitStage):
         self._waits_after = (plan.warmup_blocks, plan.warmup_blocks + plan.blocks)
         self._calls = 0
 
-    def _compute(self, data: Any) -> DeviceArray:
+    def _compute(self, data: Any) -> Any:
         stream = staging.stage_stream(self._device)
-        result = self._matmuls(data, stream)
+        result = self._matmuls(staging.received(self._device, data), stream)
         self._calls += 1
         if self._calls in self._waits_after:
             stream.synchronize()
-        return result
+        return staging.returned(result)
 
 
 STAGES: dict[str, type[SplitStage]] = {

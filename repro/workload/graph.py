@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from repro.device.emulated import checksum, expected_checksum
+from repro.device import cuda, emulated
+from repro.device.emulated import checksum
 from repro.errors import NotReproducedError, WaitTimeoutError
 from repro.workload import staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
@@ -48,10 +49,14 @@ class Results:
     """Batch number -> checksum of every time it came out."""
 
 
-def run(plan: WorkloadPlan, on_batch: Callable[[int], None]) -> Results:
-    """Run the pipeline of ``plan`` once; ``on_batch`` gets the number of batches received so far."""
+def run(plan: WorkloadPlan, on_batch: Callable[[int], None], stage_options: Mapping[str, Any] | None = None) -> Results:
+    """Run the pipeline of ``plan`` once.
+
+    ``on_batch`` gets the number of batches received so far; ``stage_options`` are further Ray options of the GPU
+    stage's actor (its node, its runtime environment).
+    """
     results = Results()
-    for batch in _stream(plan):
+    for batch in _stream(plan, stage_options or {}):
         number = int(batch["id"][0])
         results.sums.setdefault(number, []).append(checksum(batch["data"]))
         labels = {name: int(batch[name][0]) for name in ("call", "start_ns", "end_ns", "prep_ns")}
@@ -66,7 +71,7 @@ def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> tuple[int, int]:
     ``NotReproducedError`` names the first batches that are missing, doubled or wrong.
     """
     total = plan.warmup_blocks + plan.blocks
-    wanted = {number: expected_checksum(expected(number, plan.prep), plan.matmuls) for number in range(total)}
+    wanted = {number: checksum(_expected_output(plan, number)) for number in range(total)}
     faults = [
         f"batch {number} came out {len(sums.get(number, ()))} times"
         for number in wanted
@@ -84,6 +89,13 @@ def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> tuple[int, int]:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise NotReproducedError(f"{plan.mode}: wrong results: {'; '.join(faults[:3])}{more}.")
     return sum(wanted.values()) % 2**64, sum(value for values in sums.values() for value in values) % 2**64
+
+
+def _expected_output(plan: WorkloadPlan, number: int) -> np.ndarray:
+    batch = expected(number, plan.prep)
+    if plan.device.kind == "emulated":
+        return emulated.expected_output(batch, plan.matmuls)
+    return cuda.expected_output(batch, plan.matmuls, plan.device.inner)
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ def timing(plan: WorkloadPlan, calls: Iterable[Call]) -> Timing:
     )
 
 
-def _stream(plan: WorkloadPlan) -> Iterator[Batch]:
+def _stream(plan: WorkloadPlan, stage_options: Mapping[str, Any]) -> Iterator[Batch]:
     import ray.data
 
     blocks = plan.warmup_blocks + plan.blocks
@@ -138,7 +150,9 @@ def _stream(plan: WorkloadPlan) -> Iterator[Batch]:
         batch_size=None,
         fn_constructor_kwargs={"plan": plan},
         num_cpus=1,
+        num_gpus=1 if plan.device.kind == "cuda" else None,
         **_stage_options(plan),
+        **stage_options,
     )
     return iter(batches.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1))
 

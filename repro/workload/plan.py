@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from repro.spec import Mode, Regime
+from repro.spec import Mode, Profiler, Regime
 from repro.workload.prep import PrepPlan
 
 IN_FLIGHT = 8
@@ -27,11 +27,16 @@ stage that takes 39 ms a batch, however fast the cores are."""
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """Which device the GPU stage opens. ``model`` is a model name or file, ``log`` where the emulated one writes."""
+    """Which device the GPU stage opens.
+
+    ``model`` is a model name or file; ``log`` is where the emulated device writes, and staging beside it. ``inner`` is
+    the inner size of CUDA's matmuls, from its calibration.
+    """
 
     kind: Literal["emulated", "cuda"]
     model: str
     log: str
+    inner: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class WorkloadPlan:
 
     ``blocks`` batches inside the window follow ``warmup_blocks`` before it. ``nominal_bytes`` is what copies of a batch
     are accounted at, ``prep`` gives the shape that really travels. ``interval_ms`` is the mean time between two
-    batches of a source that waits for its data (0: as fast as it can).
+    batches of a source that waits for its data (0: as fast as it can). ``profiler`` records the GPU stage; names of
+    the files that nsys and torch's profiler write begin with ``stem`` and a dot.
     """
 
     mode: Mode
@@ -52,3 +58,5 @@ class WorkloadPlan:
     prep: PrepPlan
     interval_ms: float
     device: DevicePlan
+    profiler: Profiler = "emulated"
+    stem: str = ""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.device.protocol import Device, Stream
+from repro.device.protocol import Device, DeviceArray, Stream
 from repro.errors import InputError, MachineError
 from repro.nsysdb.model import Capture
 from repro.results import StagingRecord
@@ -33,24 +33,29 @@ def staging_options(plan: WorkloadPlan) -> Any:
         raise MachineError(
             f"The Ray {ray.__version__} here has no pinned staging.", remedy="python -m repro patches apply."
         )
-    if plan.device.kind != "emulated":
-        raise MachineError(f"The staged mode has no copy engine for a device of kind {plan.device.kind}.")
-    from repro.device.staging_engine import EmulatedEngineFactory
-
     scale = plan.nominal_bytes / (plan.prep.rows * plan.prep.cols * 4)
+    engine: Any = "cuda"
+    if plan.device.kind == "emulated":
+        from repro.device.staging_engine import EmulatedEngineFactory
+
+        engine = EmulatedEngineFactory(model=plan.device.model, log=plan.device.log, scale=scale)
     slot_bytes = max(8, round(SLOT_BYTES / scale) // 8 * 8)
     return ray.data.PinnedStagingOptions(
         depth=DEPTH,
         slot_bytes=slot_bytes,
         max_pinned_bytes=slot_bytes * (PINNED_BYTES // SLOT_BYTES),
         columns=("data",),
-        engine=EmulatedEngineFactory(model=plan.device.model, log=plan.device.log, scale=scale),
+        engine=engine,
         stats_callback=StatsLog(str(stats_path(plan)), scale),
     )
 
 
 def stage_device(plan: WorkloadPlan) -> Device:
     """The device that staging copies to and from, in this process."""
+    if plan.device.kind == "cuda":
+        from repro.device.cuda import CudaDevice
+
+        return CudaDevice(inner=plan.device.inner)
     from repro.device.staging_engine import shared_device
 
     return shared_device(plan.device.model, plan.device.log)
@@ -59,6 +64,21 @@ def stage_device(plan: WorkloadPlan) -> Device:
 def stage_stream(device: Device) -> Stream:
     """The stream that staging orders after its copies."""
     return device.default_stream()
+
+
+def received(device: Device, data: Any) -> DeviceArray:
+    """A batch column as staging gives it to the stage (a tensor on CUDA), as an array of ``device``."""
+    if device.kind == "cuda":
+        from repro.device.cuda import CudaArray
+
+        return CudaArray(data)
+    array: DeviceArray = data
+    return array
+
+
+def returned(array: DeviceArray) -> Any:
+    """What the stage returns of ``array``, for staging to copy back."""
+    return getattr(array, "tensor", array)
 
 
 def stats_path(plan: WorkloadPlan) -> Path:
@@ -104,11 +124,15 @@ def read_stats(plan: WorkloadPlan, window_ns: tuple[int, int]) -> StagingRecord:
 
 
 def device_wait(log: Capture, batches: int) -> tuple[float, bool]:
+    """``kernel_wait`` of a device log."""
+    return kernel_wait([kernel.start_ns for kernel in log.kernels], [kernel.end_ns for kernel in log.kernels], batches)
+
+
+def kernel_wait(starts: Sequence[int], ends: Sequence[int], batches: int) -> tuple[float, bool]:
     """(time without a kernel in ms a batch, whether that is more than a quarter of the time with one).
 
     Calls of the staged stage return before their kernels are done, so how long it waited is read from the device.
     """
-    starts, ends = [kernel.start_ns for kernel in log.kernels], [kernel.end_ns for kernel in log.kernels]
     busy_ns = sum(ends) - sum(starts)
     wait_ns = max(ends) - min(starts) - busy_ns
     return wait_ns / batches / 1e6, wait_ns > busy_ns / 4

@@ -13,7 +13,7 @@ import pytest
 
 from repro.capture import machine
 from repro.capture import run as capturing
-from repro.capture.messages import Ran, Started
+from repro.capture.messages import Measured, Ran, Started
 from repro.capture.payload import Costs, choose_payload, stage_ms
 from repro.capture.run import capture_run, workload_plan
 from repro.capture.session import DriverFailedError, Session
@@ -166,8 +166,8 @@ class FakeSession:
     def start(self) -> Started:
         return Started(node="node")
 
-    def measure(self) -> Any:
-        return type("Measured", (), {"store_ms_per_mib": 1.0})
+    def measure(self, gpu: object = None) -> Measured:
+        return Measured(store_ms_per_mib=1.0)
 
     def keep_logs(self, destination: Path) -> None:
         destination.mkdir(parents=True)

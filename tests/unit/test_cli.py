@@ -242,7 +242,6 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(
         ["reproduce", "--payload=0"],
         ["reproduce", "--payload=half"],
         ["reproduce", "--device=emulated", "--profiler=torch"],
-        ["reproduce", "--device=emulated", "--profiler=nsys"],
         ["analyze", "no-such-file.sqlite"],
         ["analyze", "x.sqlite", "--format=xml"],
         ["analyze", "x.sqlite", "--device-id=one"],

@@ -357,8 +357,8 @@ def test_facts_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     version.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 13\n"
     )
-    assert probes._kernel_driver(version) == "580.95.05"
-    assert probes._kernel_driver(tmp_path / "absent") is None
+    assert probes.kernel_driver(version) == "580.95.05"
+    assert probes.kernel_driver(tmp_path / "absent") is None
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise AssertionError('never imported')")
     (tmp_path / "torch/version.py").write_text("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")

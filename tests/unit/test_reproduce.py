@@ -226,6 +226,15 @@ def test_flags_of_the_emulated_device_are_refused_on_cuda(
     assert not fake.folders
 
 
+def test_nsys_on_the_emulated_device_is_said_to_see_no_device(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.no_kernels = {"inline", "split"}
+    assert main([*FLAGS, "--profiler=nsys"]) == 4
+    assert "it sees no CUDA" in capsys.readouterr().err
+    assert RunDir(fake.folders[0]).read().spec.profiler == "nsys"
+
+
 @pytest.mark.parametrize(("asked", "used"), [([], "nsys"), (["--profiler=torch"], "torch")])
 def test_profiler_on_cuda(fake: Fake, asked: list[str], used: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "resolve_device", lambda asked: ("cuda", "found"))

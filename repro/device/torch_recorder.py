@@ -1,0 +1,62 @@
+"""torch's profiler around the window of the GPU stage, for machines without nsys. Runs in the stage's process.
+
+``stop`` writes a trace in Chrome's format that :mod:`repro.capture.torch_profiler` turns into a profile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TRACE_SUFFIX = ".trace.json"
+
+
+class TorchRecorder:
+    """Traces of all threads go to ``<stem>.<pid>.trace.json`` in ``folder`` (Ray's logs/nsight, where nsys's go too).
+
+    torch ties a profiler to the thread that starts it, and calls of the stage come from several: one thread does both.
+    """
+
+    def __init__(self, stem: str, folder: Path | None = None) -> None:
+        self._path = (folder or report_folder()) / f"{stem}.{os.getpid()}{TRACE_SUFFIX}"
+        self._thread = ThreadPoolExecutor(1, "recorder")
+        self._profile: Any = None
+
+    def start(self) -> None:
+        self._thread.submit(self._start).result()
+
+    def stop(self) -> None:
+        self._thread.submit(self._stop).result()
+        self._thread.shutdown()
+
+    def _start(self) -> None:
+        import torch
+
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities, experimental_config=config)
+        self._profile.start()
+
+    def _stop(self) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._profile.stop()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(f".{self._path.name}.{threading.get_native_id()}.json")
+        self._profile.export_chrome_trace(str(temporary))
+        temporary.replace(self._path)
+
+
+def report_folder() -> Path:
+    """Where this node's Ray keeps reports of profilers: ``logs/nsight`` of its session."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_session_dir_path()) / "logs" / "nsight"
