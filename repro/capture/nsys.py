@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +70,10 @@ def ready_nsys(*, stock_ray: bool = False) -> Nsys:
     (ray#66093: its plugin forgets the command it was to run and takes whatever ``python`` is on PATH).
     """
     nsys = choose("real")
+    if not find_spec("nvtx"):
+        raise MachineError(
+            "The nvtx package, which tells nsys where the window begins, is not installed.", remedy="make setup."
+        )
     if (stock_ray or not _is_fixed()) and (problem := _bare_python_problem()):
         raise MachineError(
             f"Ray's nsight plugin starts profiled workers with a bare python, and {problem}: none would start "

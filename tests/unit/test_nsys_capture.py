@@ -201,6 +201,10 @@ def test_missing_nsys_and_the_command_bug_are_found_before_a_run(
     with pytest.raises(MachineError, match="no nsys on PATH"):
         nsys.ready_nsys()
     monkeypatch.setattr(nsys, "choose", lambda asked: stand_in(tmp_path, ""))
+    monkeypatch.setattr(nsys, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match="The nvtx package"):
+        nsys.ready_nsys()
+    monkeypatch.setattr(nsys, "find_spec", lambda name: name)
     monkeypatch.setattr(nsys, "_is_fixed", lambda: False)
     with pytest.raises(MachineError, match=r"PATH has none: none would start \(ray#66093\)") as caught:
         nsys.ready_nsys()

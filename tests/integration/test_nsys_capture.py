@@ -1,0 +1,90 @@
+"""Real nsys around the GPU stage of a real pipeline, on the emulated device: ranges arrive, and no CUDA does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from repro.capture.nsys import report_version
+from repro.procs import OWNER_VARIABLE
+from repro.results import RunDir
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 280.0
+BLOCKS, WARMUP = 4, 8
+
+pytestmark = pytest.mark.needs("nsys")
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """Marks every process of the test, so that left-overs are found and none of anybody else's."""
+    mark = f"{os.getpid()}:nsys-capture"
+    yield {**os.environ, OWNER_VARIABLE: mark, "PYTHONPATH": str(ROOT)}
+    for process in marked(mark):
+        process.kill()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if mark in process.environ().get(OWNER_VARIABLE, "") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kit(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "repro", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def ranges(profile: Path) -> list[str]:
+    with closing(sqlite3.connect(profile)) as db:
+        text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
+        return [name for (name,) in db.execute(f"SELECT {text} FROM NVTX_EVENTS WHERE eventType IN (59, 60)")]
+
+
+@pytest.mark.timeout(600)
+def test_ranges_arrive_and_the_analysis_says_why_there_is_no_idle_time(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    flags = ["--device=emulated", "--profiler=nsys", "--profiles=inline,overlap", "--prep-ms=5", "--payload=64"]
+    done = kit(tmp_path, environment, "reproduce", *flags, f"--blocks={BLOCKS}", "--out=run")
+    assert done.returncode == 4, done.stderr
+    assert "No CUDA events collected" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not marked(environment[OWNER_VARIABLE]), "a process outlived the command"
+
+    run = RunDir(tmp_path / "run")
+    record = run.read()
+    assert [capture.error is None for capture in record.captures] == [False, False]
+    assert all(capture.checksum and capture.checksum.ok for capture in record.captures)
+    for capture in record.captures:
+        assert capture.file
+        assert capture.nsys_rep
+        found = ranges(run.root / capture.file)
+        window = {f"batch {number}" for number in range(WARMUP + BLOCKS)} & set(found)
+        assert len(window) == BLOCKS, "warm-up batches are outside the window"
+        stages = ["H2D", "compute", "D2H"] + (["prep"] if capture.profile == "inline" else [])
+        assert {name: found.count(name) for name in stages} == dict.fromkeys(stages, BLOCKS)
+        assert report_version(run.root / capture.nsys_rep)
+
+    report = str(run.root / str(record.captures[0].nsys_rep))
+    for flag in ("--format=table", "--format=json"):
+        answer = kit(tmp_path, environment, "analyze", report, flag)
+        assert answer.returncode == 4
+        assert "No CUDA events collected" in answer.stderr
+        assert not answer.stdout
+    assert json.loads((run.root / "run.json").read_text())["spec"]["profiler"] == "nsys"
