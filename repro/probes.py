@@ -24,6 +24,7 @@ import psutil
 
 from repro import ray_patches
 from repro.capture.machine import nvidia_traces
+from repro.device.cuda import kernel_driver
 from repro.errors import KitError
 from repro.procs import leftovers
 
@@ -242,15 +243,6 @@ def _torch() -> tuple[str, str | None] | None:
         text = ""
     built_for = re.search(r"^cuda\b.*= '([\d.]+)'", text, re.MULTILINE)
     return metadata.version("torch"), built_for[1] if built_for else None
-
-
-def kernel_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Version of the loaded NVIDIA kernel driver; None without one."""
-    try:
-        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    return match[1] if match else None
 
 
 def _number(file: Path) -> int | None:

@@ -13,9 +13,11 @@ they are. On a B200 that should be the published 8192.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -57,6 +59,15 @@ def inner_sizes(rows: int, cols: int) -> list[int]:
 def choose_inner(matmul_ms: Mapping[int, float], wanted_ms: float) -> int:
     """Of inner sizes with their measured time, the one whose time is closest to the wanted one by ratio."""
     return min(matmul_ms, key=lambda inner: (abs(math.log(matmul_ms[inner] / wanted_ms)), inner))
+
+
+def kernel_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Version of the loaded NVIDIA kernel driver; None without one."""
+    try:
+        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match[1] if match else None
 
 
 class CudaArray:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from repro.device.cuda import CudaDevice, choose_inner, inner_sizes
+from repro.device.cuda import CudaDevice, choose_inner, inner_sizes, kernel_driver
 from repro.device.protocol import Stream
-from repro.probes import kernel_driver
 
 COPY_BYTES = 64 << 20
 _TRIES = 5

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +17,11 @@ from hypothesis import strategies as st
 
 from repro.device.cuda import MAX_MATMULS, CudaDevice, choose_inner, expected_output, inner_sizes
 from repro.device.emulated import checksum
-from repro.errors import MachineError
+from repro.errors import MachineError, UsageError
+from repro.workload import calibrate
+from repro.workload.gpu_stage import STAGES, StagedStage
+from repro.workload.graph import verify
+from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan, expected
 
 
@@ -93,3 +103,161 @@ def test_torch_multiplies_as_expected() -> None:
     for _ in range(9):
         matrix = torch.mm(matrix, weights)
     assert matrix.numpy().tobytes() == expected_output(batch(64, 64), 9, 64).tobytes()
+
+
+class HostCuda:
+    """torch with its CPU in the place of CUDA: what is asked of streams and events, in order, and where arrays live."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self.said: list[str] = []
+        self._numbers = itertools.count(1)
+        cuda = SimpleNamespace(
+            is_available=lambda: True,
+            current_device=lambda: 0,
+            get_device_name=lambda device: "Host in CUDA's place",
+            default_stream=lambda device: self.Stream(0),
+            Stream=lambda device: self.Stream(next(self._numbers)),
+            Event=self._event,
+            stream=self._on,
+            synchronize=lambda device=None: self.said.append("synchronize"),
+        )
+        self.cuda = cuda
+        self.backends = SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True)))
+
+    class Stream:
+        def __init__(self, number: int) -> None:
+            self.cuda_stream = number
+            self.waited: list[object] = []
+
+        def wait_event(self, event: object) -> None:
+            self.waited.append(event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def empty(self, shape: Any, *, dtype: Any, device: str = "cpu", pin_memory: bool = False) -> Any:
+        self.said.append(f"empty {'pinned' if pin_memory else device}")
+        return self._torch.empty(shape, dtype=dtype)
+
+    def eye(self, size: int, *, dtype: Any, device: str) -> Any:
+        assert device == "cuda"
+        return self._torch.eye(size, dtype=dtype)
+
+    def _event(self, *, blocking: bool) -> Any:
+        assert blocking, "a waiting thread must sleep"
+        return SimpleNamespace(
+            record=lambda stream: self.said.append(f"record on {stream.cuda_stream}"),
+            query=lambda: True,
+            synchronize=lambda: self.said.append("wait"),
+        )
+
+    @contextmanager
+    def _on(self, stream: HostCuda.Stream) -> Iterator[None]:
+        self.said.append(f"on {stream.cuda_stream}")
+        yield
+
+
+@pytest.fixture
+def host_cuda(monkeypatch: pytest.MonkeyPatch) -> HostCuda:
+    fake = HostCuda()
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
+
+
+@pytest.mark.needs("torch")
+def test_a_batch_through_the_device(host_cuda: HostCuda) -> None:
+    device = CudaDevice(inner=16)
+    assert host_cuda.backends.cuda.matmul.allow_tf32 is False
+    assert host_cuda.said == ["synchronize"], "the weights are complete before any stream works"
+    stream = device.new_stream("stage")
+    host_cuda.said.clear()
+    data = batch()
+    data.setflags(write=False)
+    with device.annotate("batch 3"):
+        array = device.copy_h2d(data, stream, nominal_bytes=data.nbytes)
+        for _ in range(9):
+            array = device.matmul(array, stream)
+        out = device.copy_d2h(array, stream)
+    assert set(host_cuda.said) == {"on 1", "empty cuda"}
+    assert (array.shape, array.dtype, array.nbytes) == (data.shape, data.dtype, data.nbytes)
+    assert out.tobytes() == expected_output(data, 9, 16).tobytes()
+
+
+@pytest.mark.needs("torch")
+def test_pinned_memory_and_events(host_cuda: HostCuda) -> None:
+    device = CudaDevice(inner=16)
+    stream, other = device.new_stream(), device.new_stream()
+    pinned = device.pin_empty((8, 16), np.float32)
+    assert host_cuda.said[-1] == "empty pinned"
+    pinned.array[...] = batch()
+    array = device.copy_h2d(pinned, stream)
+    event = stream.record_event()
+    other.wait_event(event)
+    assert event.query()
+    stream.synchronize()
+    assert host_cuda.said[-2:] == [f"record on {stream.stream_id}", "wait"]
+    back = device.copy_d2h(array, stream, out=pinned)
+    assert back is pinned.array
+    pinned.free()
+    with pytest.raises(UsageError, match="freed"):
+        pinned.free()
+    with pytest.raises(UsageError, match="freed"):
+        device.copy_h2d(pinned, stream)
+
+
+@pytest.mark.needs("torch")
+def test_what_does_not_fit_is_refused(host_cuda: HostCuda) -> None:
+    device = CudaDevice(inner=16)
+    stream = device.default_stream()
+    array = device.copy_h2d(batch(), stream)
+    with pytest.raises(UsageError, match="cannot be accounted at 1024"):
+        device.copy_h2d(batch(), stream, nominal_bytes=1024)
+    with pytest.raises(UsageError, match="D2H of"):
+        device.copy_d2h(array, stream, out=np.empty((4, 4), np.float32))
+    with pytest.raises(UsageError, match="array of another device"):
+        device.matmul(batch(), stream)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="stream of another device"):
+        device.matmul(array, object())  # type: ignore[arg-type]
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("mode", ["inline", "split", "pinned", "overlap"])
+def test_the_stages_run_on_it(host_cuda: HostCuda, mode: str) -> None:
+    prep = PrepPlan(8, 16, 0.0)
+    device = DevicePlan(kind="cuda", model="", log="", inner=16)
+    plan = WorkloadPlan(mode, "single-operator", 2, 1, 9, 8 * 16 * 4, prep, 0.0, device)  # type: ignore[arg-type]
+    stage = STAGES[mode](plan)
+    sums = {}
+    for number in range(3):
+        out = stage({"id": np.full(8, number), "data": expected(number, prep), "prep_ns": np.zeros(8)})
+        sums[number] = [checksum(out["data"])]
+    wanted, got = verify(plan, sums)
+    assert wanted == got
+
+
+@pytest.mark.needs("torch")
+def test_a_staged_batch_is_a_tensor_on_both_sides(host_cuda: HostCuda) -> None:
+    import torch
+
+    prep = PrepPlan(8, 16, 0.0)
+    device = DevicePlan(kind="cuda", model="", log="", inner=16)
+    plan = WorkloadPlan("staged", "producer-bound", 1, 0, 9, 8 * 16 * 4, prep, 0.0, device)
+    tensor = host_cuda.from_numpy(expected(5, prep))
+    tensor.record_stream = lambda stream: None
+    out = StagedStage(plan)({"id": np.full(8, 5), "data": tensor, "prep_ns": np.zeros(8)})
+    assert isinstance(out["data"], torch.Tensor)
+    assert out["data"].numpy().tobytes() == expected_output(expected(5, prep), 9, 16).tobytes()
+
+
+@pytest.mark.needs("torch")
+def test_calibration_chooses_a_size_and_measures_copies(host_cuda: HostCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "COPY_BYTES", 1 << 16)
+    host_cuda.cuda.empty_cache = lambda: None
+    facts = calibrate.calibrate(calibrate.GpuRequest(rows=64, cols=512, matmul_ms=1e-6))
+    assert facts.name == "Host in CUDA's place"
+    assert facts.inner == 256, "the cheapest where all take longer than wanted"
+    assert facts.matmul_ms > 0
+    assert min(facts.copies.model_dump().values()) > 0

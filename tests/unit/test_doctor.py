@@ -15,6 +15,7 @@ from golden_files import check_golden
 from rich.console import Console
 
 from repro import probes
+from repro.device.cuda import kernel_driver
 from repro.doctor import Check, Command, DoctorReport, doctor, examine, tables
 from repro.probes import Cuda, Disk, Facts, Ran, RayFacts
 
@@ -357,8 +358,8 @@ def test_facts_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     version.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 13\n"
     )
-    assert probes.kernel_driver(version) == "580.95.05"
-    assert probes.kernel_driver(tmp_path / "absent") is None
+    assert kernel_driver(version) == "580.95.05"
+    assert kernel_driver(tmp_path / "absent") is None
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise AssertionError('never imported')")
     (tmp_path / "torch/version.py").write_text("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
