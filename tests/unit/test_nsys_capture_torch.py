@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from repro.analysis import analyze
 from repro.capture.torch_profiler import read_trace
+from repro.device.torch_recorder import TorchRecorder
 from repro.errors import InputError, MachineError, NoGpuActivityError
 from repro.nsysdb.model import DEVICE, DTOH, HTOD, PAGEABLE, PINNED
 from repro.nsysdb.writer import write_profile
@@ -124,3 +127,32 @@ def test_an_event_without_its_stream_is_named(tmp_path: Path) -> None:
     events = [*EVENTS, '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "args": {"device": 0}}']
     with pytest.raises(InputError, match=r"'k' .* says no"):
         read_trace(trace(tmp_path, events))
+
+
+@pytest.mark.needs("torch")
+def test_the_recorder_traces_all_threads_of_the_window(tmp_path: Path) -> None:
+    """On a machine without a GPU: the ranges of every thread are in the trace, and no kernels."""
+    import torch
+
+    def call(name: str) -> None:
+        with torch.profiler.record_function(name):
+            torch.ones(64, 64) @ torch.ones(64, 64)
+
+    call("before")
+    recorder = TorchRecorder("split-1", tmp_path / "reports")
+    recorder.start()
+    threads = [threading.Thread(target=call, args=(f"batch {number}",)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    call("batch 3")
+    recorder.stop()
+    (path,) = (tmp_path / "reports").iterdir()
+    assert path.name == f"split-1.{os.getpid()}.trace.json"
+    events = json.loads(path.read_text())["traceEvents"]
+    ranges = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+    assert sorted(name for name in ranges if name.startswith(("batch", "before"))) == [f"batch {i}" for i in range(4)]
+    if not torch.cuda.is_available():
+        with pytest.raises(NoGpuActivityError):
+            read_trace(path)
