@@ -16,8 +16,9 @@ from rich.table import Table
 
 from repro import __version__
 from repro.capture.session import OBJECT_STORE_BYTES
-from repro.probes import Cuda, Disk, Facts, Ran, gather
+from repro.probes import Cuda, Disk, Facts, Link, Ran, gather
 from repro.report.tables import cell
+from repro.workload.calibrate import CopyRates
 
 DOCTOR_SCHEMA = "repro.doctor/1"
 
@@ -31,6 +32,10 @@ DISK_NEEDED_BYTES = 2 << 30
 RAY_DISK_LIMIT_PCT = 95.0
 """Ray creates no objects outside shared memory once the disk of its temporary folder is this full."""
 PYTHONS = ((3, 10), (3, 13))
+PCIE_GB_PER_S_PER_LANE = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""Payload a lane and direction after line coding (PCI Express Base Specification); packets cost some of it."""
+C2C_GB_PER_S = 450.0
+"""A direction of NVLink-C2C (NVIDIA Grace Hopper Superchip architecture: 900 GB/s both ways)."""
 
 Verdict = Literal["ok", "note", "missing", "broken"]
 
@@ -77,8 +82,8 @@ class DoctorReport(_Frozen):
 
 
 def doctor() -> DoctorReport:
-    """Look at this machine; never hangs, and imports neither Ray nor torch."""
-    return examine(gather())
+    """Look at this machine; never hangs, and imports neither Ray nor torch. Where there is a GPU, copies are timed."""
+    return examine(gather(benchmark=True))
 
 
 def examine(facts: Facts) -> DoctorReport:
@@ -96,6 +101,7 @@ def examine(facts: Facts) -> DoctorReport:
         _torch(facts),
         _nsys(facts),
         _nsys_cuda(facts),
+        *_copies(facts),
         _nvml(facts),
         _perf_events(facts),
         _leftovers(facts),
@@ -319,6 +325,32 @@ def _nsys_cuda(facts: Facts) -> Check:
     if isinstance(facts.cuda, Cuda) and facts.cuda.version >= CUDA_NEEDED:
         return Check(name="nsys for cuda", verdict="broken", found=text, remedy=remedy)
     return Check(name="nsys for cuda", verdict="note", found=text)
+
+
+def _copies(facts: Facts) -> Iterator[Check]:
+    """Copy rates beside what the link can do; nothing where there is no GPU to copy to."""
+    if facts.copies is None:
+        return
+    if not facts.copies.ok:
+        found = facts.copies.problem.splitlines()[-1]
+        yield Check(name="copies", verdict="broken", found=found, remedy="See gpu, libcuda and torch.")
+        return
+    rates = CopyRates.model_validate_json(facts.copies.stdout.splitlines()[-1])
+    found = (
+        f"H2D {rates.h2d_pageable:.1f} GB/s pageable, {rates.h2d_pinned:.1f} pinned; "
+        f"D2H {rates.d2h_pageable:.1f} pageable, {rates.d2h_pinned:.1f} pinned; {_link_text(facts.link)}"
+    )
+    yield Check(name="copies", verdict="ok", found=found)
+
+
+def _link_text(link: Link | None) -> str:
+    if link is None:
+        return "the link is unknown"
+    if link.c2c:
+        return f"NVLink-C2C: at most {C2C_GB_PER_S:.0f} GB/s a direction"
+    per_lane = PCIE_GB_PER_S_PER_LANE.get(link.pcie_generation)
+    text = f"PCIe {link.pcie_generation} x{link.pcie_lanes}"
+    return f"{text}: at most {per_lane * link.pcie_lanes:.1f} GB/s a direction" if per_lane else text
 
 
 def _nvml(facts: Facts) -> Check:

@@ -30,6 +30,7 @@ from repro.procs import leftovers
 
 COMMAND_LIMIT_S = 10.0
 CUDA_LIMIT_S = 20.0
+COPIES_LIMIT_S = 60.0
 """Creating the driver's state on a machine with many GPUs takes seconds; with a broken driver it can take for ever."""
 
 # A child of its own, because a broken driver can hang or crash the process that initialises it.
@@ -74,6 +75,15 @@ class Cuda:
 
     version: int
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """How the first GPU is connected to the host: generation and lanes of PCIe at most, and whether by NVLink-C2C."""
+
+    pcie_generation: int
+    pcie_lanes: int
+    c2c: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,10 +134,17 @@ class Facts:
     """``docker info`` as JSON."""
     nvidia_toolkit: str | None
     compiler: Ran | None
+    link: Link | None = None
+    copies: Ran | None = None
+    """The copy benchmark; None where it was not run."""
 
 
-def gather() -> Facts:
-    """Look at this machine. Takes about a second; at most ``CUDA_LIMIT_S`` where a command hangs."""
+def gather(*, benchmark: bool = False) -> Facts:
+    """Look at this machine. Takes about a second; at most ``CUDA_LIMIT_S`` where a command hangs.
+
+    ``benchmark`` measures copies where there is a GPU, which takes some ten seconds more.
+    """
+    torch = _torch()
     with ThreadPoolExecutor() as pool:
         cuda = pool.submit(_cuda)
         smi = pool.submit(
@@ -136,11 +153,15 @@ def gather() -> Facts:
         nsys = pool.submit(_tool, "nsys", "--version")
         docker = pool.submit(_tool, "docker", "info", "--format", "{{json .}}")
         compiler = pool.submit(_tool, "g++", "--version")
+        link = pool.submit(_link)
+        copies = None
+        if benchmark and torch and torch[1] and isinstance(cuda.result(), Cuda):
+            copies = ran([sys.executable, "-m", "repro.workload.calibrate"], COPIES_LIMIT_S)
         return Facts(
             python=sys.version_info[:2],
             nvidia_traces=tuple(nvidia_traces()),
             ray=_ray(),
-            torch=_torch(),
+            torch=torch,
             kernel_driver=kernel_driver(),
             shm=disk(Path("/dev/shm")),
             disks=tuple(filter(None, (disk(Path.cwd()), disk(Path(tempfile.gettempdir()))))),
@@ -152,6 +173,8 @@ def gather() -> Facts:
             nsys=nsys.result(),
             docker=docker.result(),
             compiler=compiler.result(),
+            link=link.result(),
+            copies=copies,
         )
 
 
@@ -212,6 +235,17 @@ def _cuda() -> Cuda | str:
         return child.problem.splitlines()[-1].removeprefix("OSError: ")
     found = json.loads(child.stdout)
     return Cuda(found["version"], tuple(found["names"]))
+
+
+def _link() -> Link | None:
+    """None where nvidia-smi does not say."""
+    pcie = _tool("nvidia-smi", "--query-gpu=pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader,nounits")
+    match = re.match(r"(\d+), *(\d+)", pcie.stdout) if pcie and pcie.ok else None
+    if not match:
+        return None
+    details = _tool("nvidia-smi", "-q")
+    c2c = bool(details and re.search(r"C2C Mode\s*:\s*Enabled", details.stdout))
+    return Link(int(match[1]), int(match[2]), c2c)
 
 
 def _ray() -> RayFacts:

@@ -1,10 +1,12 @@
 """Calibrate a GPU at the start of a run: what a matmul costs on it, and how fast it copies.
 
 ``calibrate`` runs in a process that sees the GPU (a Ray task with ``num_gpus=1`` on the stage's node).
+``python -m repro.workload.calibrate`` measures copies alone and prints ``CopyRates`` as JSON, or an error on stderr.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -13,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from repro.device.cuda import CudaDevice, choose_inner, inner_sizes, kernel_driver
 from repro.device.protocol import Stream
+from repro.errors import KitError
 
 COPY_BYTES = 64 << 20
 _TRIES = 5
@@ -115,3 +118,17 @@ def _seconds(stream: Stream, work: Callable[[], object]) -> float:
         stream.synchronize()
         samples.append(time.perf_counter() - started)
     return float(np.median(samples[1:]))
+
+
+def main() -> int:
+    try:
+        rates = measure_copies(CudaDevice(inner=256))
+    except KitError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_status
+    sys.stdout.write(rates.model_dump_json() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

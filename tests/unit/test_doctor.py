@@ -17,7 +17,7 @@ from rich.console import Console
 from repro import probes
 from repro.device.cuda import kernel_driver
 from repro.doctor import Check, Command, DoctorReport, doctor, examine, tables
-from repro.probes import Cuda, Disk, Facts, Ran, RayFacts
+from repro.probes import Cuda, Disk, Facts, Link, Ran, RayFacts
 
 GIB = 2**30
 NAMES = ("nsight-command", "pinned-staging")
@@ -377,3 +377,37 @@ def test_the_real_machine_gives_a_report() -> None:
     report = doctor()
     assert {one.name for one in report.checks} >= {need for one in report.commands for need in one.needs}
     assert all(one.remedy for one in report.checks if one.verdict == "broken")
+
+
+RATES = '{"h2d_pageable": 8.5, "h2d_pinned": 55.04, "d2h_pageable": 7.0, "d2h_pinned": 54.0}'
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (Link(5, 16), "PCIe 5 x16: at most 63.0 GB/s a direction"),
+        (Link(9, 4), "PCIe 9 x4"),
+        (Link(5, 1, c2c=True), "NVLink-C2C: at most 450 GB/s a direction"),
+        (None, "the link is unknown"),
+    ],
+)
+def test_copies_stand_beside_what_the_link_can_do(link: Link | None, text: str) -> None:
+    found = check(replace(B200, copies=Ran(0, RATES), link=link), "copies")
+    assert found.verdict == "ok"
+    assert found.found == f"H2D 8.5 GB/s pageable, 55.0 pinned; D2H 7.0 pageable, 54.0 pinned; {text}"
+
+
+def test_a_copy_benchmark_that_fails_is_named_and_one_that_did_not_run_is_not() -> None:
+    failed = check(replace(B200, copies=Ran(3, problem="Traceback\nout of memory")), "copies")
+    assert (failed.verdict, failed.found) == ("broken", "out of memory")
+    assert "copies" not in [one.name for one in examine(NO_GPU).checks]
+
+
+def test_the_link_is_read_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"--query-gpu=pcie.link.gen.max,pcie.link.width.max": "5, 16\n5, 8", "-q": "GPU C2C Mode : Enabled"}
+    monkeypatch.setattr(probes, "_tool", lambda name, *words: Ran(0, answers[words[0]]))
+    assert probes._link() == Link(5, 16, c2c=True)
+    answers["-q"] = "GPU C2C Mode : N/A"
+    assert probes._link() == Link(5, 16)
+    monkeypatch.setattr(probes, "_tool", lambda name, *words: Ran(0, "[N/A], [N/A]"))
+    assert probes._link() is None
