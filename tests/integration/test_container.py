@@ -208,6 +208,51 @@ def test_docker_stop_keeps_finished_profiles_and_the_same_command_continues(engi
     assert profile.read_bytes() == kept
 
 
+PROFILED_MAIN_PROCESS = """
+import os, signal, sys, time
+from pathlib import Path
+from repro.ray_patches import flush_window
+os.environ |= flush_window.environment(flush_window.build(Path("/kit/build/profiler_flush")))
+import ray
+
+def stop(*_):
+    ray.shutdown()
+    sys.exit(0)
+
+class Worker:
+    def work(self):
+        file = os.open("/dev/zero", os.O_RDONLY)
+        for _ in range(200_000):
+            os.pread(file, 16, 0)
+
+ray.init(address="local", include_dashboard=False, num_cpus=2, object_store_memory=256 << 20, log_to_driver=False)
+signal.signal(signal.SIGTERM, stop)
+nsight = {"t": "osrt", "sample": "none", "cpuctxsw": "none", "osrt-threshold": "0", "o": "/results/stopped"}
+worker = ray.remote(num_cpus=0, runtime_env={"nsight": nsight})(Worker).remote()
+ray.get(worker.work.remote())
+print("worked", flush=True)
+time.sleep(600)
+"""
+
+
+def test_docker_stop_waits_for_nsys_in_a_patched_ray(engine: Engine, tmp_path: Path) -> None:
+    results = _owned(tmp_path / "results", OTHER)
+    options = {"user": f"{OTHER}:{OTHER}", **_mounted(results)}
+    with engine.container(["-c", PROFILED_MAIN_PROCESS], entrypoint=["tini", "--", "python"], **options) as box:
+        deadline = time.monotonic() + LIMIT_S
+        while b"worked" not in box.logs():
+            box.reload()
+            assert box.status == "running" and time.monotonic() < deadline, box.logs().decode()
+            time.sleep(0.5)
+        assert not (results / "stopped.nsys-rep").exists()
+        box.stop(timeout=120)  # patience for a slow machine; the report is small
+        box.reload()
+        assert box.attrs["State"]["ExitCode"] == 0, box.logs().decode()
+    export = ["export", "--type=sqlite", "--output=/tmp/stopped.sqlite", "/results/stopped.nsys-rep"]
+    exported = engine.run(export, entrypoint=["nsys"], **options)
+    assert exported.status == 0, exported.output
+
+
 def test_flush_race_with_real_nsys(engine: Engine, tmp_path: Path) -> None:
     results = _owned(tmp_path / "results", OTHER)
     arms = ["stock+wait", "stock+immediate", "fixed+immediate"]
