@@ -38,12 +38,12 @@ def check_machine(
             raise MachineError(f"{check.name}: {check.found}.", remedy=check.remedy)
 
 
-def check_folder(folder: Path) -> None:
-    """``MachineError`` if nothing can be written below ``folder``, which need not be there yet."""
+def check_folder(folder: Path, flag: str = "--out") -> None:
+    """``MachineError`` if nothing can be written below ``folder``, which need not be there; ``flag`` names another."""
     existing = _existing(folder)
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return
-    remedy = "Name a folder of yours with --out."
+    remedy = f"Name a folder of yours with {flag}."
     if os.environ.get("REPRO_IN_CONTAINER"):
         remedy = "Run the container as the owner of the mounted folder: --user $(id -u):$(id -g)."
     raise MachineError(f"{folder.absolute()} cannot be written by user {os.getuid()}.", remedy=remedy)

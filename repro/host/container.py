@@ -43,7 +43,7 @@ def run(
     container is removed in any case. ``MachineError`` for whatever keeps it from running.
     """
     progress = progress or Progress()
-    check_folder(results)
+    check_folder(results, "--results")
     client = connect()
     try:
         require_local(client)

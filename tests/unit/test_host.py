@@ -218,6 +218,14 @@ def test_no_engine(
     assert docker.closed == while_pinging
 
 
+def test_a_results_folder_that_cannot_be_written(docker: FakeEngine, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="cannot be written") as caught:
+        run(tmp_path / "file" / "results")
+    assert "--results" in caught.value.remedy
+    assert not docker.asked
+
+
 def test_an_engine_elsewhere_cannot_mount_our_folder(docker: FakeEngine, tmp_path: Path) -> None:
     docker.api.base_url = "http://10.0.0.1:2375"
     with pytest.raises(UsageError, match="on another machine"):
