@@ -88,6 +88,7 @@ def reproduce(
     payload: _Payload = _DEFAULTS["payload"],
     fresh: bool = False,
     stock_ray: bool = False,
+    address: Annotated[str | None, Shown("HOST:PORT")] = None,
 ) -> int:
     """Capture the profiles, analyse them, write the report and print its table.
 
@@ -114,6 +115,8 @@ def reproduce(
             machine's cores can feed; copies and kernels are accounted at the full batch in any case.
         fresh: Start a new run, or capture everything again in the folder of --out.
         stock_ray: Run on Ray as released, without the patches that some profiles need.
+        address: Join this Ray cluster instead of starting one. The GPU stage runs on a node with a GPU, and its files
+            are fetched from there. Its nodes need this kit's Python packages and Ray with the patches.
     """
     from repro.analysis.claims import all_reproduced
     from repro.progress import Progress
@@ -132,7 +135,7 @@ def reproduce(
         "payload": payload,
         "stock_ray": stock_ray,
     }
-    outcome = room(spec, device=device, profiler=profiler, out=out, fresh=fresh, progress=Progress())
+    outcome = room(spec, device=device, profiler=profiler, out=out, fresh=fresh, progress=Progress(), address=address)
     _show(result_table(outcome.model), claims_table(outcome.model))
     print(f"Report: {outcome.model.run_dir.report}")  # noqa: T201 - where the report is
     if outcome.error:

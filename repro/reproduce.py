@@ -52,6 +52,7 @@ def reproduce(
     out: Path | None,
     fresh: bool,
     progress: Progress,
+    address: str | None = None,
 ) -> Outcome:
     """Capture what is missing of the run that ``values`` (fields of ``RunSpec``) describe, analyse and render it.
 
@@ -60,10 +61,18 @@ def reproduce(
     """
     if out is None:
         check_folder(RESULTS)
-    check_machine(device, out or RESULTS, profiler=profiler)
-    kind, why = resolve_device(device)
+    if address:
+        # The GPU is elsewhere; whether there is one shows when the cluster is joined.
+        check_machine("emulated", out or RESULTS)
+        kind: Literal["emulated", "cuda"] = "emulated" if device == "emulated" else "cuda"
+        why = f"of the Ray cluster at {address}"
+    else:
+        check_machine(device, out or RESULTS, profiler=profiler)
+        kind, why = resolve_device(device)
     spec = _spec({**values, "device": kind, "profiler": _profiler(kind, profiler)})
     _check_flags(spec)
+    if address and spec.stock_ray:
+        raise UsageError("--stock-ray is for the cluster that a run starts itself.", remedy="Leave out --address.")
     if kind == "emulated":
         progress.say(f"EMULATED device, model {spec.device_model} ({why}): nothing below is measured on a GPU.")
         if spec.profiler == "nsys":
@@ -74,7 +83,7 @@ def reproduce(
         progress.say(f"Run: {run_dir.root}{_continued(run_dir, spec, fresh=fresh)}")
         error: KitError | None = None
         try:
-            record = capture_run(spec, run_dir, fresh=fresh, progress=progress)
+            record = capture_run(spec, run_dir, fresh=fresh, progress=progress, address=address)
         except (UsageError, InputError):
             raise
         except KitError as failed:

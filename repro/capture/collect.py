@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import psutil
 
-from repro.device.torch_recorder import report_folder
+from repro.device.node_folder import report_folder
 from repro.errors import MachineError, WaitTimeoutError
 from repro.results import whole_file
 

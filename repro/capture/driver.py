@@ -41,6 +41,7 @@ class Driver:
     def __init__(self, answers: IO[str]) -> None:
         self._answers = answers
         self._stage_node = StageNode(node_id="", address="", gpus=0)
+        self._joined = False
 
     def handle(self, request: Request) -> None:
         """Answer ``request``; whatever it raises is answered as ``Failed``."""
@@ -72,8 +73,14 @@ class Driver:
     def _start(self, request: Start) -> Started:
         import ray
 
+        self._joined = bool(request.address)
         if request.address:
-            ray.init(address=request.address, log_to_driver=False, configure_logging=False)
+            ray.init(
+                address=request.address,
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env=placement.cluster_environment(),
+            )
         else:
             ray.init(
                 address="local",
@@ -113,7 +120,7 @@ class Driver:
             wrong = error.message
         timing = graph.timing(plan, results.calls)
         files: list[Path] = []
-        if plan.profiler != "emulated":
+        if plan.profiler != "emulated" or self._joined:
             node = collect.RemoteNode(self._stage_node.node_id)
             reports = collect.wait_for_reports(node, plan.stem, on_progress=lambda: on_batch(received))
             files = collect.fetch(node, reports, Path(request.fetch_to))
@@ -125,8 +132,8 @@ class Driver:
             opened_ns=timing.opened_ns,
             closed_ns=timing.closed_ns,
             wall_s=timing.wall_s,
-            # Both clocks are the monotonic clock of one machine.
-            warmup_s=(timing.opened_ns - started_ns) / 1e9,
+            # Of one machine both are the monotonic clock; of two they cannot be compared.
+            warmup_s=None if self._joined else (timing.opened_ns - started_ns) / 1e9,
             wait_ms=timing.wait_ms,
             call_ms=timing.call_ms,
             prep_ms=timing.prep_ms,

@@ -84,7 +84,7 @@ class Ran(_Message):
     opened_ns: int
     closed_ns: int
     wall_s: float
-    warmup_s: float
+    warmup_s: float | None
     wait_ms: float
     call_ms: float
     prep_ms: float

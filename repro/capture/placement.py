@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import repro
 from repro.capture.messages import StageNode
 from repro.capture.nsys import nsight_options
-from repro.device.torch_recorder import report_folder
+from repro.device.node_folder import report_folder
 from repro.errors import MachineError, WaitTimeoutError
 from repro.text import one_line
 from repro.workload.calibrate import GpuFacts, GpuRequest, calibrate
@@ -34,6 +36,16 @@ def choose_stage_node(device: Literal["emulated", "cuda"]) -> StageNode:
     return min(
         having or [node for node in nodes if node.node_id == own], key=lambda node: (node.node_id != own, node.address)
     )
+
+
+def cluster_environment() -> dict[str, Any]:
+    """Runtime environment of a job in a cluster that others started: this kit's code, and what its workers need set."""
+    return {
+        "py_modules": [str(Path(repro.__file__).parent)],
+        "env_vars": {
+            name: value for name, value in os.environ.items() if name.startswith("MALLOC_") or name == "OMP_NUM_THREADS"
+        },
+    }
 
 
 def stage_options(plan: WorkloadPlan, node: StageNode) -> dict[str, Any]:

@@ -7,8 +7,8 @@ half way continues with what is missing.
 
 from __future__ import annotations
 
+import secrets
 import shutil
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,13 @@ PRODUCER_BOUND_INTERVAL_MS = 104.0
 batch came every 103.7 ms. The source waits, it does not compute: that leaves the cores to the GPU stage."""
 
 
-def capture_run(spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress) -> RunRecord:
+def capture_run(
+    spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress, address: str | None = None
+) -> RunRecord:
     """Capture what ``run`` lacks of ``spec``; returns its record, which is on disk as well.
 
-    ``fresh`` drops what is there first. ``UsageError`` if the folder holds a run of another spec, device or Ray;
+    ``address`` is that of a Ray cluster to join; without it the run starts one. ``fresh`` drops what is there first.
+    ``UsageError`` if the folder holds a run of another spec, device or Ray;
     ``NotReproducedError`` if a pipeline's results are wrong (the record says which, no profile is kept);
     ``MachineError`` and ``WaitTimeoutError`` if Ray does not start or stalls. Logs of a failure are in ``run.logs``.
     """
@@ -63,10 +66,10 @@ def capture_run(spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress) 
     run.write(record)
     if missing:
         cpus = max(2, int(record.machine["cores"]))
-        options: dict[str, Any] = {"device": spec.device, "stock_ray": spec.stock_ray}
+        options: dict[str, Any] = {"device": spec.device, "stock_ray": spec.stock_ray, "address": address}
         with terminate_as_interrupt(), Session(cpus=cpus, **options) as session:
             try:
-                _Capturing(spec, run, record, model, session, progress, tool).capture(missing)
+                _Capturing(spec, run, record, model, session, progress, tool, joined=bool(address)).capture(missing)
             except Exception:
                 session.keep_logs(run.logs)
                 raise
@@ -85,7 +88,10 @@ class _Capturing:
         session: Session,
         progress: Progress,
         tool: Nsys | None,
+        *,
+        joined: bool,
     ) -> None:
+        self._joined = joined
         self._tool = tool
         self._gpu: GpuFacts | None = None
         self._spec = spec
@@ -139,9 +145,10 @@ class _Capturing:
         if reason := _skip_reason(profile, self._record):
             return CaptureRecord(profile=profile.name, repeat=repeat, skipped=reason)
         assert self._record.payload
-        log = self._session.folder / f"{self._run.stem(profile.name, repeat)}.jsonl"
+        log = self._session.folder / f"{profile.name}-{repeat}.jsonl"
+        if self._joined:  # on the stage's node, among the files of other runs
+            log = Path(f"{profile.name}-{repeat}-{secrets.token_hex(4)}.jsonl")
         plan = workload_plan(self._spec, profile, prep, log, inner=self._gpu.inner if self._gpu else 0)
-        plan = replace(plan, stem=f"{profile.name}-{repeat}")
         capture = CaptureRecord(profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node.node_id)
         try:
             ran = self._session.run(plan)
@@ -161,7 +168,7 @@ class _Capturing:
         capture.nsys_rep = str(kept.relative_to(self._run.root)) if kept else None
         wait_ms, producer_bound = ran.wait_ms, ran.producer_bound
         if plan.mode == "staged":
-            capture.staging = staging.read_stats(plan, (ran.opened_ns, ran.closed_ns))
+            capture.staging = staging.read_stats(plan, (ran.opened_ns, ran.closed_ns), self._session.folder)
             kernels = read_profile(path).kernels
             if len(kernels):
                 wait_ms, producer_bound = staging.kernel_wait(
@@ -182,6 +189,7 @@ class _Capturing:
                     "stage_call_ms": ran.call_ms,
                     "source_interval_ms": plan.interval_ms,
                     "node_address": node.address,
+                    "node_gpus": node.gpus,
                     "reports_found": [Path(file).name for file in ran.files],
                 },
             }
@@ -189,9 +197,12 @@ class _Capturing:
 
     def _keep(self, plan: WorkloadPlan, ran: Ran, path: Path) -> Path | None:
         """Write the profile to ``path``; returns the report of nsys beside it, if there is one."""
-        files = [Path(file) for file in ran.files]
+        reports = [Path(file) for file in ran.files if ".jsonl" not in Path(file).suffixes]
         if self._tool:
-            kept, exported = nsys.keep_report(self._tool, files, path, plan.stem)
+            kept, exported = nsys.keep_report(self._tool, reports, path, plan.stem)
+            if len(exported.devices) > 1:
+                counts = ", ".join(f"{device} ({count})" for device, count in sorted(exported.devices.items()))
+                raise MachineError(f"{plan.stem} has kernels on several devices: {counts}.")
             if self._on_cuda and not exported.devices:
                 said = "; ".join(read_profile(path).diagnostics) or "nothing about it"
                 raise NoGpuActivityError(
@@ -199,11 +210,12 @@ class _Capturing:
                 )
             return kept
         if plan.profiler == "torch":
-            if len(files) != 1:
-                raise MachineError(f"torch's profiler left {len(files)} traces of {plan.stem}, and there is one stage.")
-            write_profile(path, torch_profiler.read_trace(files[0]))
+            if len(reports) != 1:
+                raise MachineError(f"torch's profiler left {len(reports)} traces of {plan.stem}; there is one stage.")
+            write_profile(path, torch_profiler.read_trace(reports[0]))
         else:
-            write_profile(path, read_log([Path(plan.device.log)], window_ns=(ran.opened_ns, ran.closed_ns + 1)))
+            log = self._session.folder / plan.device.log
+            write_profile(path, read_log([log], window_ns=(ran.opened_ns, ran.closed_ns + 1)))
         return None
 
     def _replace(self, capture: CaptureRecord) -> None:
@@ -215,7 +227,7 @@ class _Capturing:
 
 
 def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path, *, inner: int = 0) -> WorkloadPlan:
-    """The pipeline of one profile, with its device log at ``log``."""
+    """The pipeline of one profile, with its device log at ``log``, which is named as a profiler's files will be."""
     model = spec.device_model
     return WorkloadPlan(
         mode=profile.mode,
@@ -228,6 +240,7 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
         interval_ms=PRODUCER_BOUND_INTERVAL_MS if profile.regime == "producer-bound" else 0.0,
         device=DevicePlan(kind=spec.device, model=str(model_path(model).resolve()), log=str(log), inner=inner),
         profiler=spec.profiler,
+        stem=log.stem,
     )
 
 

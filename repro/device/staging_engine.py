@@ -13,12 +13,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from repro.device.emulated import EmulatedArray, EmulatedDevice, EmulatedPinnedBuffer, open_emulated
+from repro.device.node_folder import on_node
 from repro.device.protocol import Event, Stream
 
 
@@ -42,7 +42,7 @@ def shared_device(model: str, log: str | None) -> EmulatedDevice:
     """The process's device of this model and log, opened on first use."""
     with _devices_lock:
         if (model, log) not in _devices:
-            _devices[model, log] = open_emulated(model, None if log is None else Path(log))
+            _devices[model, log] = open_emulated(model, None if log is None else on_node(log))
         return _devices[model, log]
 
 

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from repro.device.node_folder import report_folder
+
 TRACE_SUFFIX = ".trace.json"
 
 
@@ -52,11 +54,3 @@ class TorchRecorder:
         temporary = self._path.with_name(f".{self._path.name}.{threading.get_native_id()}.json")
         self._profile.export_chrome_trace(str(temporary))
         temporary.replace(self._path)
-
-
-def report_folder() -> Path:
-    """Where this node's Ray keeps reports of profilers: ``logs/nsight`` of its session."""
-    import ray
-
-    node: Any = ray._private.worker._global_node
-    return Path(node.get_session_dir_path()) / "logs" / "nsight"

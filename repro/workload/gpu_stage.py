@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from repro.device.node_folder import on_node
 from repro.device.nvtx_ranges import open_window
 from repro.device.protocol import Device, DeviceArray, Stream
 from repro.errors import MachineError
@@ -35,7 +35,7 @@ def open_device(plan: DevicePlan) -> Device:
         from repro.device.emulated import EmulatedDevice
         from repro.device.model import load_model
 
-        return EmulatedDevice(load_model(plan.model), log_path=Path(plan.log))
+        return EmulatedDevice(load_model(plan.model), log_path=on_node(plan.log))
     if plan.kind == "cuda":
         from repro.device.cuda import CudaDevice
 

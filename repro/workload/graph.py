@@ -220,10 +220,12 @@ def warm_up(plan: WorkloadPlan) -> None:
 
     A worker that starts inside a window costs 1 to 2 s of CPU time there, and each actor takes one for good, so this
     comes before every capture. Each task prepares a batch, then waits for the others to be there, so that no
-    worker runs two.
+    worker runs two. Not in a cluster of several nodes, where tasks cannot meet in a folder.
     """
     import ray.data
 
+    if len(ray.nodes()) > 1:
+        return
     others = prep_operators(plan) * prep_tasks(plan)
     tasks = others + 1
     with tempfile.TemporaryDirectory(prefix="repro-meeting-") as folder:

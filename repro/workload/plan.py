@@ -29,8 +29,8 @@ stage that takes 39 ms a batch, however fast the cores are."""
 class DevicePlan:
     """Which device the GPU stage opens.
 
-    ``model`` is a model name or file; ``log`` is where the emulated device writes, and staging beside it. ``inner`` is
-    the inner size of CUDA's matmuls, from its calibration.
+    ``model`` is a model name or file; ``log`` is where the emulated device writes, and staging beside it; a relative
+    one is in the report folder of the stage's node. ``inner`` is the inner size of CUDA's matmuls.
     """
 
     kind: Literal["emulated", "cuda"]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from repro.device.node_folder import on_node
 from repro.device.protocol import Device, DeviceArray, Stream
 from repro.errors import InputError, MachineError
 from repro.nsysdb.model import Capture
@@ -98,16 +99,18 @@ class StatsLog:
 
     def __call__(self, stats: Any) -> None:
         line = json.dumps({"time_ns": time.monotonic_ns(), "scale": self.scale, **asdict(stats)})
-        with open(self.path, "a", encoding="utf-8") as file:
+        with on_node(self.path).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
-def read_stats(plan: WorkloadPlan, window_ns: tuple[int, int]) -> StagingRecord:
+def read_stats(plan: WorkloadPlan, window_ns: tuple[int, int], folder: Path = Path()) -> StagingRecord:
     """What staging did within the window. ``InputError`` if it left no statistics there.
+
+    A relative path of the plan is one below ``folder``.
 
     ``host_copy_ms`` counts batches that came back within the window, from those that came back before.
     """
-    path = stats_path(plan)
+    path = folder / stats_path(plan)
     lines = list(_read(path))
     before = [line for line in lines if line["time_ns"] < window_ns[0]]
     within = [line for line in lines if line["time_ns"] >= window_ns[0]]

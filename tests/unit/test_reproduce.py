@@ -35,7 +35,9 @@ class Fake:
         self.idle = {name: idle_pct for name, (idle_pct, _) in IDLE.items()}
         self.during: Callable[[], None] = lambda: None
 
-    def capture_run(self, spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress) -> RunRecord:
+    def capture_run(
+        self, spec: RunSpec, run: RunDir, *, fresh: bool, progress: Progress, address: str | None = None
+    ) -> RunRecord:
         self.folders.append(run.root)
         self.during()
         if run.run_json.exists() and not fresh:
