@@ -37,13 +37,15 @@ class FakeContainer:
         self.signals: list[str] = []
         self.removed = False
         self.on_output = lambda: None
-        self._ended = threading.Event()
+        self._started, self._ended = threading.Event(), threading.Event()
 
     def attach(self, **options: Any) -> Iterator[tuple[bytes | None, bytes | None]]:
         assert options == {"stream": True, "demux": True}
         return self._output()
 
     def _output(self) -> Iterator[tuple[bytes | None, bytes | None]]:
+        if not self._started.wait(20):
+            return
         yield "20 µs".encode()[:4], None  # ends in the middle of a character
         yield "20 µs\n".encode()[4:], b"progress\n"
         self.on_output()
@@ -53,6 +55,7 @@ class FakeContainer:
     def start(self) -> None:
         if self.start_error:
             raise self.start_error
+        self._started.set()
 
     def kill(self, signal: str = "SIGKILL") -> None:
         self.signals.append(signal)
