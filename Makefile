@@ -9,7 +9,7 @@ KIT := $(VENV)/bin/python -m repro
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup image reproduce report flush-race nsight-command doctor test lint lock clean
+.PHONY: help setup image reproduce report flush-lib flush-race nsight-command doctor test lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ report: setup ## render the report again from what is on disk (RUN=results/NAME,
 
 flush-race: setup ## run only the teardown-flush race
 	@$(KIT) flush-race $(ARGS)
+
+flush-lib: ## compile the flush window for a stock Ray wheel (build/profiler_flush; needs g++, no environment)
+	@$(MAKE) -s -C patches/profiler_flush all && ls build/profiler_flush/libprofiler_flush.so
 
 nsight-command: setup ## run only the nsight command bug
 	@$(KIT) nsight-command $(ARGS)
