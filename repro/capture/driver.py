@@ -33,6 +33,7 @@ from repro.capture.messages import (
 )
 from repro.errors import KitError, NotReproducedError
 from repro.workload import graph
+from repro.workload.plan import WorkloadPlan
 
 
 class Driver:
@@ -125,6 +126,7 @@ class Driver:
             reports = collect.wait_for_reports(node, plan.stem, on_progress=lambda: on_batch(received))
             files = collect.fetch(node, reports, Path(request.fetch_to))
         return Ran(
+            opening_ms=_opening_ms(plan, results.calls),
             files=[str(file) for file in files],
             expected=f"{expected:#018x}",
             got=f"{got:#018x}",
@@ -139,6 +141,13 @@ class Driver:
             prep_ms=timing.prep_ms,
             producer_bound=timing.producer_bound,
         )
+
+
+def _opening_ms(plan: WorkloadPlan, calls: list[graph.Call]) -> float:
+    """From the end of the last warm-up call to the start of the window."""
+    before = [call.end_ns for call in calls if call.call < plan.warmup_blocks]
+    opened = [call.start_ns for call in calls if call.call >= plan.warmup_blocks]
+    return max(0, min(opened) - max(before, default=min(opened))) / 1e6
 
 
 def _read_requests(requests: queue.Queue[Request | None]) -> None:

@@ -89,6 +89,8 @@ class Ran(_Message):
     call_ms: float
     prep_ms: float
     producer_bound: bool
+    opening_ms: float = 0.0
+    """From the end of the warm-up to the start of the window: what the profiler took to begin. Batches pile up then."""
     files: list[str] = []
     """What the profiler left on the stage's node, fetched into the folder that the request named."""
 

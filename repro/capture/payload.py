@@ -44,7 +44,7 @@ def choose_payload(spec: RunSpec, model: DeviceModel, costs: Costs) -> PayloadRe
         return spec.prep_ms + 2 * rows * row_mib * costs.store_ms_per_mib
 
     if spec.payload == "full":
-        return _record(spec, spec.rows, "asked for: the whole batch travels")
+        return full_payload(spec, "asked for: the whole batch travels")
     if isinstance(spec.payload, int):
         rows = min(spec.payload, spec.rows)
         return _record(spec, rows, f"asked for: {rows} of {spec.rows} rows travel")
@@ -58,6 +58,11 @@ def choose_payload(spec: RunSpec, model: DeviceModel, costs: Costs) -> PayloadRe
         f"in {_MARGIN:.0%} of the {stage_ms(spec, model):.1f} ms that the GPU stage takes"
     )
     return _record(spec, rows, reason)
+
+
+def full_payload(spec: RunSpec, reason: str) -> PayloadRecord:
+    """The whole batch."""
+    return _record(spec, spec.rows, reason)
 
 
 def _record(spec: RunSpec, rows: int, reason: str) -> PayloadRecord:

@@ -13,12 +13,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import repro
 from repro import ray_patches
 from repro.capture import machine, nsys, torch_profiler
 from repro.capture.messages import Ran, StageNode
-from repro.capture.payload import Costs, choose_payload
-from repro.capture.session import Session
+from repro.capture.payload import Costs, choose_payload, full_payload
+from repro.capture.session import OBJECT_STORE_BYTES, Session
 from repro.device import cuda
 from repro.device.emulated_log import read_log
 from repro.device.model import DeviceModel, load_model, model_path
@@ -67,6 +69,8 @@ def capture_run(
     if missing:
         cpus = max(2, int(record.machine["cores"]))
         options: dict[str, Any] = {"device": spec.device, "stock_ray": spec.stock_ray, "address": address}
+        if spec.device == "cuda":
+            options["object_store_bytes"] = record.machine["object_store_bytes"] = _store_bytes()
         with terminate_as_interrupt(), Session(cpus=cpus, **options) as session:
             try:
                 _Capturing(spec, run, record, model, session, progress, tool, joined=bool(address)).capture(missing)
@@ -109,6 +113,8 @@ class _Capturing:
             measured = self._session.measure(self._gpu_request() if self._on_cuda else None)
         if measured.gpu:
             self._gpu = self._same_gpu(measured.gpu)
+        if self._on_cuda:
+            self._record.payload = full_payload(self._spec, "a GPU gets whole batches")
         if self._record.payload is None:
             costs = Costs(int(self._record.machine["cores"]), measured.store_ms_per_mib)
             self._record.payload = choose_payload(self._spec, self._model, costs)
@@ -187,6 +193,7 @@ class _Capturing:
                 "extra": {
                     "warmup_batches": plan.warmup_blocks,
                     "stage_call_ms": ran.call_ms,
+                    "window_opening_ms": ran.opening_ms,
                     "source_interval_ms": plan.interval_ms,
                     "node_address": node.address,
                     "node_gpus": node.gpus,
@@ -242,6 +249,11 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
         profiler=spec.profiler,
         stem=log.stem,
     )
+
+
+def _store_bytes() -> int:
+    """Room for the whole batches of all prep tasks where there is: half of what is free in /dev/shm, at most 8 GiB."""
+    return max(OBJECT_STORE_BYTES, min(8 << 30, psutil.disk_usage("/dev/shm").free // 2))
 
 
 def _skip_reason(profile: ProfileSpec, record: RunRecord) -> str | None:

@@ -69,11 +69,13 @@ class Session:
         cpus: int,
         device: Literal["emulated", "cuda"] = "emulated",
         stock_ray: bool = False,
+        object_store_bytes: int = OBJECT_STORE_BYTES,
         address: str | None = None,
         argv: list[str] | None = None,
     ) -> None:
         self._cpus = cpus
         self._device = device
+        self._object_store_bytes = object_store_bytes
         self._stock_ray = stock_ray
         self._address = address
         self._argv = argv or [sys.executable, "-m", "repro.capture.driver"]
@@ -122,7 +124,7 @@ class Session:
             device=self._device,
             cpus=self._cpus,
             temp_dir=str(self.folder / "ray"),
-            object_store_bytes=OBJECT_STORE_BYTES,
+            object_store_bytes=self._object_store_bytes,
             address=self._address,
         )
         return self._ask(request, Started, what, START_LIMIT_S)
