@@ -16,7 +16,7 @@ help: ## list the targets
 
 # `python -m venv` leaves a broken folder behind where the venv module is missing, hence the check first.
 $(VENV)/kit.stamp: requirements/kit.txt scripts/find-python
-	@python=$$(scripts/find-python $(PYTHON)) && $$python -m venv --clear $(VENV) && \
+	@{ [ -x $(VENV)/bin/pip ] || { python=$$(scripts/find-python $(PYTHON)) && $$python -m venv --clear $(VENV); }; } && \
 	echo "installing the kit's pinned dependencies into $(VENV) (about 200 MB to download)" && \
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/kit.txt && touch $@
 
