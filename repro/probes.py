@@ -146,7 +146,7 @@ def gather(*, benchmark: bool = False) -> Facts:
     """
     torch = _torch()
     with ThreadPoolExecutor() as pool:
-        cuda = pool.submit(_cuda)
+        cuda = pool.submit(cuda_devices)
         smi = pool.submit(
             _tool, "nvidia-smi", "--query-gpu=name,driver_version,mig.mode.current", "--format=csv,noheader"
         )
@@ -229,7 +229,8 @@ def _tool(name: str, *arguments: str) -> Ran | None:
     return ran([path, *arguments]) if path else None
 
 
-def _cuda() -> Cuda | str:
+def cuda_devices() -> Cuda | str:
+    """What libcuda shows, without NVML; or why it cannot be used."""
     child = ran([sys.executable, "-I", "-c", _CUDA_PROBE], CUDA_LIMIT_S)
     if not child.ok:
         return child.problem.splitlines()[-1].removeprefix("OSError: ")

@@ -32,6 +32,7 @@ from repro.capture.messages import (
     parse_request,
 )
 from repro.errors import KitError, NotReproducedError
+from repro.probes import Cuda, cuda_devices
 from repro.workload import graph
 from repro.workload.plan import WorkloadPlan
 
@@ -86,6 +87,7 @@ class Driver:
             ray.init(
                 address="local",
                 num_cpus=request.cpus,
+                num_gpus=_gpus() if request.device == "cuda" else None,
                 object_store_memory=request.object_store_bytes,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -141,6 +143,12 @@ class Driver:
             prep_ms=timing.prep_ms,
             producer_bound=timing.producer_bound,
         )
+
+
+def _gpus() -> int | None:
+    """GPUs that CUDA shows; Ray's own count needs NVML, which can fail where CUDA works."""
+    found = cuda_devices()
+    return len(found.names) if isinstance(found, Cuda) else None
 
 
 def _opening_ms(plan: WorkloadPlan, calls: list[graph.Call]) -> float:

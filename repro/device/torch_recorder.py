@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.device.node_folder import report_folder
+from repro.device.nvtx_ranges import INJECTION_VARIABLE
+from repro.errors import MachineError
 
 TRACE_SUFFIX = ".trace.json"
 
@@ -24,6 +26,11 @@ class TorchRecorder:
     """
 
     def __init__(self, stem: str, folder: Path | None = None) -> None:
+        if INJECTION_VARIABLE in os.environ:
+            raise MachineError(
+                "Another profiler is loaded in the process of the GPU stage, and CUPTI serves one at a time.",
+                remedy="Run the command without nsys or ncu around it, or with --profiler=nsys.",
+            )
         self._path = (folder or report_folder()) / f"{stem}.{os.getpid()}{TRACE_SUFFIX}"
         self._thread = ThreadPoolExecutor(1, "recorder")
         self._profile: Any = self._thread.submit(self._prepared).result()

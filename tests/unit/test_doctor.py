@@ -347,7 +347,7 @@ def test_the_libcuda_probe_reads_a_library(tmp_path: Path, monkeypatch: pytest.M
     for status, expected in ((0, Cuda(13_010, ("GPU 0", "GPU 1"))), (100, "cuInit returns 100 (CUDA_ERROR_NO_DEVICE)")):
         source = f"STATUS = {status}\n{fake.read_text()}\n{ORIGINAL_PROBE}"
         monkeypatch.setattr(probes, "_CUDA_PROBE", source)
-        assert probes._cuda() == expected
+        assert probes.cuda_devices() == expected
 
 
 ORIGINAL_PROBE = probes._CUDA_PROBE

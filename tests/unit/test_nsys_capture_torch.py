@@ -129,6 +129,12 @@ def test_an_event_without_its_stream_is_named(tmp_path: Path) -> None:
         read_trace(trace(tmp_path, events))
 
 
+def test_the_recorder_refuses_a_process_that_nsys_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsight/libToolsInjection64.so")
+    with pytest.raises(MachineError, match="CUPTI serves one"):
+        TorchRecorder("split-1", tmp_path)
+
+
 @pytest.mark.needs("torch")
 def test_the_recorder_traces_all_threads_of_the_window(tmp_path: Path) -> None:
     """On a machine without a GPU: the ranges of every thread are in the trace, and no kernels."""

@@ -12,7 +12,7 @@ from test_doctor import B200, GIB
 
 from repro import preflight
 from repro.errors import MachineError
-from repro.probes import Cuda, Disk, Facts
+from repro.probes import Cuda, Disk, Facts, Ran
 
 SHM, ROOM = Disk("/dev/shm", 3 * GIB, 1.0), Disk("/data", 50 * GIB, 30.0)
 
@@ -102,3 +102,17 @@ def test_a_temporary_folder_without_programs(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(MachineError, match="is mounted noexec") as caught:
         preflight.check_programs()
     assert "--tmpfs /tmp:exec" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("nsys", "found"),
+    [(None, "nsys: no nsys on PATH"), (Ran(0, "version 2023.4.4"), "nsys for cuda: 2023.4.4 is older than CUDA 13")],
+    ids=["missing", "older than the driver"],
+)
+def test_nsys_must_know_the_driver_where_it_is_to_record(
+    machine: Machine, tmp_path: Path, nsys: Ran | None, found: str
+) -> None:
+    machine.traces, machine.facts = ["/dev/nvidia0"], replace(B200, nsys=nsys)
+    assert found in refused(tmp_path, "cuda").message
+    preflight.check_machine("cuda", tmp_path, profiler="torch")
+    preflight.check_machine("emulated", tmp_path, profiler="nsys")
