@@ -38,7 +38,7 @@ class ScriptedNode:
 
 
 def test_waits_until_nothing_writes() -> None:
-    growing = [Look(NSYS, float(i), {"split.7.nsys-rep": 0}) for i in range(20)]
+    growing = [Look(NSYS, float(i), {"split.7.nsys-rep": 5 * i}) for i in range(20)]
     node = ScriptedNode(*growing, Look((), 0.0, {"split.7.nsys-rep": 100}))
     assert node.wait() == {"split.7.nsys-rep": 100}
 
