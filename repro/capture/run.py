@@ -197,6 +197,7 @@ class _Capturing:
                     "source_interval_ms": plan.interval_ms,
                     "node_address": node.address,
                     "node_gpus": node.gpus,
+                    "reports_expected": 0 if plan.profiler == "emulated" else 1,
                     "reports_found": [Path(file).name for file in ran.files],
                 },
             }

@@ -146,7 +146,7 @@ def test_a_run_recorded_by_nsys(driver: Driver, tmp_path: Path, with_nsys: Calla
     (one,) = record.captures
     assert one.nsys_rep == "profiles/split.nsys-rep"
     assert (folder.root / one.nsys_rep).read_bytes().startswith(b"NVIDIA")
-    assert one.extra["reports_found"] == ["split.7.nsys-rep"]
+    assert (one.extra["reports_expected"], one.extra["reports_found"]) == (1, ["split.7.nsys-rep"])
     assert analyze(folder.profile_path("split"), with_nsys_ai=False).kernels == 5
 
 
