@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -88,3 +90,29 @@ def test_ranges_arrive_and_the_analysis_says_why_there_is_no_idle_time(
         assert "No CUDA events collected" in answer.stderr
         assert not answer.stdout
     assert json.loads((run.root / "run.json").read_text())["spec"]["profiler"] == "nsys"
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupt_under_nsys_leaves_no_process(tmp_path: Path, environment: dict[str, str]) -> None:
+    flags = ["--device=emulated", "--profiler=nsys", "--profiles=split", "--payload=64", "--blocks=1000"]
+    command = [sys.executable, "-m", "repro", "reproduce", *flags, "--out=run"]
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not any("nsys" in one.name() for one in marked(environment[OWNER_VARIABLE])):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "nsys never started"
+            time.sleep(0.2)
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert "Traceback" not in log.read_text()
+    assert not marked(environment[OWNER_VARIABLE]), "a process outlived the command"
