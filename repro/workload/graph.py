@@ -25,8 +25,8 @@ from repro.workload.prep import PrepPlan, expected, prepare, walk
 
 ACTOR_START_S = 60
 MEETING_S = 60
-POLL_DELAY_MS = 50.0
-"""Mean time until Ray Data's poll every 100 ms notices that a task is done."""
+SUCCESSION_MS = 130.0
+"""Measured time from the end of a waiting prep task to the start of its successor: Ray Data looks every 100 ms."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,19 @@ def _with_prep(batches: Any, plan: WorkloadPlan) -> Any:
     """Add prep: one CPU operator, in the compute-bound regime two that do half of the work each."""
     from ray.data import TaskPoolStrategy
 
-    operators = prep_operators(plan)
-    # Of n tasks that wait at a time each may take n intervals.
-    hold_ms = max(0.0, plan.interval_ms * prep_tasks(plan) - POLL_DELAY_MS) if plan.interval_ms else 0.0
+    operators, tasks = prep_operators(plan), prep_tasks(plan)
+    hold_ms = 0.0
     part = replace(plan.prep, cpu_ms=plan.prep.cpu_ms / operators)
     options: dict[str, Any] = {"batch_format": "numpy", "num_cpus": _prep_cpus(plan)}
-    batches = batches.map_batches(_prepare, fn_kwargs={"prep": part, "hold_ms": hold_ms}, **options)
+    first = dict(options)
+    if plan.interval_ms:
+        # n tasks that wait at the same time may take n intervals each. For that the rows are read ahead (a read task
+        # takes a whole CPU of Ray's, so none would start beside waiting ones), and a task takes so little of a CPU that
+        # the size of the pool is the limit.
+        hold_ms = max(0.0, plan.interval_ms * tasks - SUCCESSION_MS)
+        batches = batches.materialize()
+        first |= {"num_cpus": _prep_cpus(plan) / 2, "compute": TaskPoolStrategy(size=tasks)}
+    batches = batches.map_batches(_prepare, fn_kwargs={"prep": part, "hold_ms": hold_ms}, **first)
     if operators == 2:
         # The limit is no limit, but a pool of another size is not fused with the first.
         pool = TaskPoolStrategy(size=prep_tasks(plan))
