@@ -116,7 +116,7 @@ def reproduce(
         fresh: Start a new run, or capture everything again in the folder of --out.
         stock_ray: Run on Ray as released, without the patches that some profiles need.
         address: Join this Ray cluster instead of starting one. The GPU stage runs on a node with a GPU, and its files
-            are fetched from there. Its nodes need this kit's Python packages and Ray with the patches.
+            are fetched from there. Its nodes need this kit's Python packages, and the patches on Ray before Ray starts.
     """
     from repro.analysis.claims import all_reproduced
     from repro.progress import Progress

@@ -75,7 +75,8 @@ def no_worker_error(error: Exception) -> MachineError:
     summary = one_line(str(error).strip())[:300]
     return MachineError(
         f"The GPU stage yielded no batch under nsys: {summary}. Ray's logs end with: {said}",
-        remedy="If the worker's command is a bare python (ray#66093): python -m repro patches apply.",
+        remedy="If the worker's command is a bare python (ray#66093): python -m repro patches apply, on the node that "
+        "has the GPU and before Ray starts there.",
     )
 
 

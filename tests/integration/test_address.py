@@ -33,6 +33,8 @@ cluster.shutdown()
 def cluster() -> Iterator[tuple[str, str]]:
     """(address of a cluster, address of its node with a GPU)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray's agents load the nsight plugin when they start, so a node's Ray must be patched before.
+    subprocess.run([sys.executable, "-m", "repro", "patches", "apply"], env=environment, check=True, timeout=120)
     with tempfile.TemporaryDirectory(prefix="ra-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-c", CLUSTER],
