@@ -8,9 +8,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Take back an interrupt that a shell ignored for its background job: tests send it, and processes inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing(part: str) -> str | None:

@@ -53,7 +53,8 @@ class StandIns:
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        variables = {**os.environ, "PATH": f"{self.bin}:{self._real}", **environment}
+        inherited = {name: value for name, value in os.environ.items() if name != "DOCKER"}
+        variables = {**inherited, "PATH": f"{self.bin}:{self._real}", **environment}
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
 
 

@@ -80,6 +80,5 @@ def test_a_ray_without_the_patch_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("patched_ray")
-def test_a_device_without_an_engine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match="no copy engine for a device of kind cuda"):
-        staging_options(plan(tmp_path, device=DevicePlan("cuda", "", "")))
+def test_a_cuda_run_stages_with_the_patch_s_own_engine(tmp_path: Path) -> None:
+    assert staging_options(plan(tmp_path, device=DevicePlan("cuda", "", ""))).engine == "cuda"
