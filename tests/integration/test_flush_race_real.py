@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from repro.procs import OWNER_VARIABLE
 from repro.progress import Progress
 from repro.ray_bugs import flush_race
-from repro.ray_bugs.flush_container import IMAGE
 from repro.ray_bugs.flush_model import SCHEMA, Arm, RepeatRecord, Result
 from repro.results import read_json
 
@@ -40,11 +38,14 @@ def nothing_left_over() -> Iterator[None]:
 def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run arms with the stand-in and knobs for it; its exports take a second."""
 
-    def run(*arms: Arm, actors: int = 1, **knobs: str) -> Result:
+    def new_folder() -> Path:
+        return tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
+
+    def run(*arms: Arm, actors: int = 1, image: str | None = None, **knobs: str) -> Result:
         for name, value in {"EXPORT_S": "1", **knobs}.items():
             monkeypatch.setenv(f"NSYS_STAND_IN_{name}", value)
         result, out = flush_race.run(
-            list(arms), 1, "stand-in", 0.1, tmp_path / "out", Progress(quiet=True), actors=actors
+            list(arms), 1, "stand-in", 0.1, new_folder(), Progress(quiet=True), actors=actors, image=image
         )
         assert [repeat.error for repeat in result.results] == [None] * len(arms)
         written = read_json(out / "flush_race.json", Result, SCHEMA)
@@ -84,9 +85,16 @@ def test_what_becomes_of_a_report(race, mode: str) -> None:
 
 
 def test_a_group_kill_loses_the_report_for_good(race) -> None:
-    repeat = _only(race("stock+immediate", GROUP="shared", EXPORT_S="5"))
-    assert repeat.outcome in ("missing", "empty", "partial", "corrupt")
-    assert repeat.ended_by_us == []
+    """A race: where the raylet is killed before it kills the group, the report still comes late."""
+    lost = False
+    for _ in range(5):
+        repeat = _only(race("stock+immediate", GROUP="shared", EXPORT_S="5"))
+        assert repeat.outcome in ("missing", "empty", "partial", "corrupt", "late")
+        assert repeat.ended_by_us == []
+        lost = repeat.outcome != "late"
+        if lost:
+            break
+    assert lost
 
 
 def test_an_exporter_that_hangs_is_ended_by_the_kit(race, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +129,11 @@ def test_a_small_real_report(tmp_path: Path) -> None:
 
 @pytest.mark.needs("docker")
 def test_a_container_takes_its_reports_along(race) -> None:
-    found = subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True)
-    if found.returncode:
-        pytest.skip(f"the Docker engine has no image {IMAGE}")
-    repeat = _only(race("container", EXPORT_S="20"))
-    assert repeat.outcome in ("missing", "empty", "partial")
+    image = os.environ.get("REPRO_TEST_IMAGE")
+    if image is None:
+        pytest.skip("REPRO_TEST_IMAGE names no image (make image builds one)")
+    repeat = _only(race("container", image=image, EXPORT_S="20"))
+    assert repeat.outcome in ("missing", "empty", "partial", "corrupt")  # corrupt: cut off while it was written
     assert repeat.left_over_at_exit is None
 
 
