@@ -43,7 +43,7 @@ from repro.workload.plan import MIN_PREP_TASKS, WorkloadPlan
 
 START_LIMIT_S = 90.0
 MEASURE_LIMIT_S = 90.0
-STALL_LIMIT_S = 90.0
+STALL_LIMIT_S = 150.0
 """A pipeline that yields no batch for this long is stuck."""
 
 OBJECT_STORE_BYTES = 2 << 30

@@ -23,7 +23,7 @@ from repro.workload.gpu_stage import STAGES, Batch, labelled
 from repro.workload.plan import COMPUTE_BOUND_IN_FLIGHT, IN_FLIGHT, MIN_PREP_TASKS, TASK_THREADS, WorkloadPlan
 from repro.workload.prep import PrepPlan, expected, prepare, walk
 
-ACTOR_START_S = 60
+ACTOR_START_S = 120
 MEETING_S = 60
 SUCCESSION_MS = 130.0
 """Measured time from the end of a waiting prep task to the start of its successor: Ray Data looks every 100 ms."""
