@@ -16,11 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from repro.analysis import analyze  # noqa: E402
-from repro.capture import capture_run  # noqa: E402
-from repro.progress import Progress  # noqa: E402
-from repro.results import RunDir  # noqa: E402
-from repro.spec import PROFILES, RunSpec  # noqa: E402
+from repro.analysis import analyze
+from repro.capture import capture_run
+from repro.progress import Progress
+from repro.results import RunDir
+from repro.spec import PROFILES, RunSpec
 
 MODES = ("inline", "pinned", "split", "overlap")
 
