@@ -393,7 +393,7 @@ def _docker(docker: Ran | None) -> Check:
 
 
 def _toolkit(facts: Facts) -> Check:
-    if facts.docker and "nvidia" in _docker_info(facts.docker).get("Runtimes", {}):
+    if facts.docker and "nvidia" in (_docker_info(facts.docker).get("Runtimes") or {}):
         return Check(name="nvidia toolkit", verdict="ok", found="docker has the nvidia runtime")
     if facts.nvidia_toolkit:
         remedy = "nvidia-ctk runtime configure --runtime=docker, then restart docker."
