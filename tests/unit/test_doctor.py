@@ -255,6 +255,12 @@ def test_the_nvidia_toolkit() -> None:
     assert command(unknown, "host reproduce").why == "on the emulated device: no GPU reaches a container"
 
 
+def test_a_docker_client_without_an_engine() -> None:
+    """What such a client answers: every key of the engine is there and null."""
+    lonely = Ran(0, json.dumps({"ServerVersion": None, "Runtimes": None, "ServerErrors": ["no daemon"]}))
+    assert check(replace(B200, docker=lonely), "nvidia toolkit").found == "not installed"
+
+
 def test_the_terminal_tables() -> None:
     facts = replace(
         B200,
