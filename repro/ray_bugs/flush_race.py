@@ -49,6 +49,7 @@ from repro.ray_bugs.flush_model import (
     verdict,
     worst,
 )
+from repro.ray_bugs.folder import result_folder
 from repro.ray_bugs.nsys import STAND_IN, Choice, Nsys, choose, export_problem
 from repro.ray_patches import flush_window, overlay
 from repro.ray_patches.series import PATCHES_DIR
@@ -110,9 +111,7 @@ def run(
     _check("actors", actors, 1, 64)
     if report_mb is not None:
         _check("report-mb", report_mb, 0.1, 10_000)
-    out = out or Path("results") / f"flush-race-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
-    if (out / "flush_race.json").exists():
-        raise UsageError(f"{out} holds a result already.", remedy="Name another folder with --out.")
+    out = result_folder(out, "flush-race")
     tool = choose(nsys)
     if tool.kind == "stand-in":
         progress.say("STAND-IN nsys: it has the process structure of the real one, and nothing else.")

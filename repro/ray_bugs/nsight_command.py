@@ -28,10 +28,11 @@ from rich.text import Text
 
 from repro import __version__
 from repro.capture.machine import machine_facts, revision, versions
-from repro.errors import KitError, MachineError, UsageError
+from repro.errors import KitError, MachineError
 from repro.progress import Progress
 from repro.ray_bugs import nsight_driver, nsys_stand_in
 from repro.ray_bugs.driving import Event, driver
+from repro.ray_bugs.folder import result_folder
 from repro.ray_bugs.nsys import Choice, Nsys, choose
 from repro.ray_patches import overlay
 from repro.report.render import render_template
@@ -109,9 +110,7 @@ def run(nsys: Choice, out: Path | None, progress: Progress) -> tuple[Result, Pat
     Both files are written after each case. ``UsageError`` for an ``out`` that holds a result, ``MachineError`` if the
     real nsys is asked for and missing.
     """
-    out = out or Path("results") / f"nsight-command-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
-    if (out / "nsight_command.json").exists():
-        raise UsageError(f"{out} holds a result already.", remedy="Name another folder with --out.")
+    out = result_folder(out, "nsight-command")
     tool = choose(nsys)
     if tool.kind == "stand-in":
         progress.say("STAND-IN nsys: it starts its target as the real one does, and measures nothing.")
