@@ -31,15 +31,17 @@ from repro.procs import terminate_as_interrupt
 from repro.progress import Progress
 from repro.ray_bugs.nsys import Nsys
 from repro.results import CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
-from repro.spec import PROFILES, ProfileSpec, RunSpec
+from repro.spec import PROFILES, ProfileSpec, Regime, RunSpec
 from repro.workload import staging
 from repro.workload.calibrate import GpuFacts, GpuRequest
 from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
-WARMUP_BLOCKS = 8
-"""Batches through the whole pipeline before the window opens: workers start, import and touch their memory there.
-Four times as many in the compute-bound regime, for the producers to get ahead of the GPU stage."""
+WARMUP_BLOCKS: dict[Regime, int] = {"single-operator": 24, "producer-bound": 16, "compute-bound": 32}
+"""Batches through the whole pipeline before the window opens: workers start, import and touch their memory there, and
+producers get ahead of the GPU stage where they can. With eight, two cores left split without a batch for 50 to 225 ms
+in a quarter of the captures (Ray Data looks for finished prep tasks every 100 ms); with 24, in none of 16. A paced
+source keeps its time after about 13 batches: Ray Data starts with two of its tasks at a time."""
 
 PRODUCER_BOUND_INTERVAL_MS = 104.0
 """Time between two batches of the final pair's source: final_split's published window is 32 x 39 ms / 0.376, so one
@@ -186,15 +188,15 @@ class _Capturing:
                 "sha256": sha256_of(path),
                 "prep_ms": ran.prep_ms,
                 "wall_s": ran.wall_s,
+                "warmup_batches": plan.warmup_blocks,
                 "warmup_s": ran.warmup_s,
                 "batches": self._spec.blocks,
                 "batch_wait_ms": wait_ms,
                 "producer_bound": producer_bound,
+                "source_interval_ms": plan.interval_ms,
                 "extra": {
-                    "warmup_batches": plan.warmup_blocks,
                     "stage_call_ms": ran.call_ms,
                     "window_opening_ms": ran.opening_ms,
-                    "source_interval_ms": plan.interval_ms,
                     "node_address": node.address,
                     "node_gpus": node.gpus,
                     "reports_expected": 0 if plan.profiler == "emulated" else 1,
@@ -241,7 +243,7 @@ def workload_plan(spec: RunSpec, profile: ProfileSpec, prep: PrepPlan, log: Path
         mode=profile.mode,
         regime=profile.regime,
         blocks=spec.blocks,
-        warmup_blocks=WARMUP_BLOCKS * (4 if profile.regime == "compute-bound" else 1),
+        warmup_blocks=WARMUP_BLOCKS[profile.regime],
         matmuls=spec.matmuls,
         nominal_bytes=spec.batch_bytes,
         prep=prep,

@@ -18,15 +18,16 @@ import numpy as np
 from repro.device import cuda, emulated
 from repro.device.emulated import checksum
 from repro.errors import NotReproducedError, WaitTimeoutError
-from repro.workload import staging
+from repro.workload import pace, staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
 from repro.workload.plan import COMPUTE_BOUND_IN_FLIGHT, IN_FLIGHT, MIN_PREP_TASKS, TASK_THREADS, WorkloadPlan
 from repro.workload.prep import PrepPlan, expected, prepare, walk
 
 ACTOR_START_S = 120
+SPARE_WORKERS = 4
+"""Warm workers beside those that can run at a time: a task that ends leaves its worker to Ray for a moment, and without
+a spare one its successor had a new one start, inside one window in ten."""
 MEETING_S = 60
-SUCCESSION_MS = 130.0
-"""Measured time from the end of a waiting prep task to the start of its successor: Ray Data looks every 100 ms."""
 
 
 @dataclass(frozen=True)
@@ -162,18 +163,18 @@ def _with_prep(batches: Any, plan: WorkloadPlan) -> Any:
     from ray.data import TaskPoolStrategy
 
     operators, tasks = prep_operators(plan), prep_tasks(plan)
-    hold_ms = 0.0
+    source = None
     part = replace(plan.prep, cpu_ms=plan.prep.cpu_ms / operators)
     options: dict[str, Any] = {"batch_format": "numpy", "num_cpus": _prep_cpus(plan)}
     first = dict(options)
     if plan.interval_ms:
-        # n tasks that wait at the same time may take n intervals each. For that the rows are read ahead (a read task
-        # takes a whole CPU of Ray's, so none would start beside waiting ones), and a task takes so little of a CPU that
-        # the size of the pool is the limit.
-        hold_ms = max(0.0, plan.interval_ms * tasks - SUCCESSION_MS)
+        # All tasks of the pool wait at the same time, each for its own batch. For that the rows are read ahead (a read
+        # task takes a whole CPU of Ray's, so none would start beside waiting ones), and a task takes so little of a CPU
+        # that the size of the pool is the limit.
+        source = pace.start(plan.interval_ms)
         batches = batches.materialize()
         first |= {"num_cpus": _prep_cpus(plan) / 2, "compute": TaskPoolStrategy(size=tasks)}
-    batches = batches.map_batches(_prepare, fn_kwargs={"prep": part, "hold_ms": hold_ms}, **first)
+    batches = batches.map_batches(_prepare, fn_kwargs={"prep": part, "source": source}, **first)
     if operators == 2:
         # The limit is no limit, but a pool of another size is not fused with the first.
         pool = TaskPoolStrategy(size=prep_tasks(plan))
@@ -200,19 +201,27 @@ def _stage_options(plan: WorkloadPlan) -> dict[str, Any]:
     return {"compute": compute, "max_concurrency": TASK_THREADS}
 
 
-def _prepare(batch: Any, prep: PrepPlan, hold_ms: float) -> Any:
-    """Prep as an operator of its own: one row in, one whole batch out, no sooner than ``hold_ms`` after the start.
+def _prepare(batch: Any, prep: PrepPlan, source: Any) -> Any:
+    """Prep as an operator of its own: one row in, one whole batch out.
 
-    The time above that of the work is waiting (for storage, say), so tasks that run at a time end together and
-    their batches come in groups.
+    Not before it is due by ``source``, the actor of a ``Pace``: the time above that of the work is waiting, for
+    storage, say.
     """
-    due_ns = time.monotonic_ns() + round(hold_ms * 1e6)
-    started_ns = time.thread_time_ns()
     number = int(batch["id"][0])
+    due_ns = time.monotonic_ns()
+    if source is not None:
+        due_ns += round(_due_in_ms(source) * 1e6)
+    started_ns = time.thread_time_ns()
     data = prepare(number, prep)
     prep_ns = time.thread_time_ns() - started_ns
     time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
     return labelled(data, id=number, prep_ns=prep_ns)
+
+
+def _due_in_ms(source: Any) -> float:
+    import ray
+
+    return float(ray.get(source.next_ms.remote()))
 
 
 def _prepare_more(batch: Any, cpu_ms: float) -> Any:
@@ -223,7 +232,7 @@ def _prepare_more(batch: Any, cpu_ms: float) -> Any:
 
 
 def warm_up(plan: WorkloadPlan) -> None:
-    """Have one warm worker for every prep task of ``plan`` that can run at a time, and one for the GPU actor.
+    """Have one warm worker for every prep task of ``plan`` that can run at a time, for the actors, and some to spare.
 
     A worker that starts inside a window costs 1 to 2 s of CPU time there, and each actor takes one for good, so this
     comes before every capture. Each task prepares a batch, then waits for the others to be there, so that no
@@ -234,7 +243,8 @@ def warm_up(plan: WorkloadPlan) -> None:
     if len(ray.nodes()) > 1:
         return
     others = prep_operators(plan) * prep_tasks(plan)
-    tasks = others + 1
+    actors = 2 if plan.interval_ms else 1  # the GPU stage, the pace
+    tasks = others + actors + SPARE_WORKERS
     with tempfile.TemporaryDirectory(prefix="repro-meeting-") as folder:
         batches: Any = ray.data.range(tasks, override_num_blocks=tasks)
         batches = batches.map_batches(
