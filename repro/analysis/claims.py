@@ -26,6 +26,9 @@ Repeats = Mapping[int, Analysis]
 
 IDLE_POINTS: Final = 1.0
 """Device idle: percentage points below which two captures are not told apart."""
+PACED_IDLE_POINTS: Final = 3.0
+"""The same for the final pair. Its source sets the pace, and at either end of the window of 3.3 s a batch may wait for
+two of Ray Data's looks at its tasks, 100 ms each: six captures of each on two cores lay between 59.8 and 62.5%."""
 OVERLAP_POINTS: Final = 5.0
 """Share of H2D time overlapped by kernels: percentage points that count as overlapping."""
 COPY_CUT_PCT: Final = 10.0
@@ -153,7 +156,7 @@ _CLAIMS: Final[tuple[tuple[str, str, str, tuple[_Rule, ...]], ...]] = (
     ),
     (
         "pinned-staging",
-        "Pinned staging cuts copy_ms, and not by waiting longer instead",
+        "Pinned staging cuts copy_ms, and device idle does not rise for it",
         "830.3 ms → 155.1 ms, device idle 62.4% → 54.8%",
         (
             _Rule(
@@ -167,7 +170,7 @@ _CLAIMS: Final[tuple[tuple[str, str, str, tuple[_Rule, ...]], ...]] = (
             _Rule(
                 "device idle, final_split − final_staged",
                 "points",
-                -IDLE_POINTS,
+                -PACED_IDLE_POINTS,
                 ("final_split", "final_staged"),
                 lambda of: of["final_split"].idle_pct - of["final_staged"].idle_pct,
                 _idle_line("final_split", "final_staged"),
