@@ -70,7 +70,8 @@ class CaptureRecord(_Model):
     sha256: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None
-    """First batch asked for to last batch received, profiler on, warm-up excluded."""
+    """The GPU stage's, from its first batch in to its last batch out, profiler on, warm-up excluded."""
+    warmup_batches: int | None = None
     warmup_s: float | None = None
     batches: int | None = None
     batch_wait_ms: float | None = None
@@ -78,6 +79,8 @@ class CaptureRecord(_Model):
     producer_bound: bool | None = None
     prep_ms: float | None = None
     """Mean CPU time of preparation a batch, measured in the window."""
+    source_interval_ms: float | None = None
+    """Time between two batches of a source that is paced; 0 of one that is as fast as it can be."""
     checksum: ChecksumRecord | None = None
     staging: StagingRecord | None = None
     node: str | None = None

@@ -361,7 +361,7 @@ def _header(record: RunRecord, device: str, profiles: list[ProfileResults]) -> l
         f"{spec.blocks} blocks, one batch of {spec.rows} × {spec.cols} float32 ({spec.batch_bytes / MIB:g} MiB) each"
     )
     work = f"{spec.matmuls} matmuls a batch, preparation {spec.prep_ms:g} ms of CPU time a batch"
-    rows.append(("Workload", Markdown(f"{batch}; {work}{_calibrated(profiles)}")))
+    rows.append(("Workload", Markdown(f"{batch}; {work}{_measured_prep(profiles)}")))
     if record.payload:
         payload = record.payload
         travelled = (
@@ -369,6 +369,7 @@ def _header(record: RunRecord, device: str, profiles: list[ProfileResults]) -> l
         )
         nominal = f"copies and kernels are accounted at {payload.nominal_bytes / MIB:g} MiB"
         rows.append(("Payload", Markdown(f"{travelled}, {nominal}: {escape(payload.reason)}")))
+    rows += _feeding(profiles)
     rows.append(("Producer-bound", escape(", ".join(_producer_bound(profiles)) or "none of the profiles")))
     rows.append(("Profiler", escape(_PROFILERS[spec.profiler])))
     rows.append(("Repeats", Markdown(str(spec.repeats))))
@@ -402,15 +403,35 @@ def _listing(values: Mapping[str, object]) -> Markdown:
     return Markdown(", ".join(shown) or ABSENT)
 
 
-def _calibrated(profiles: list[ProfileResults]) -> str:
+def _feeding(profiles: list[ProfileResults]) -> list[tuple[str, Markdown]]:
+    """Rows on what decides how well the GPU stage is fed: the warm-up, and sources that have a pace of their own."""
+    shown = [(profile.spec.name, profile.shown_capture) for profile in profiles]
+    warmups: dict[int, list[str]] = {}
+    paced: dict[float, list[str]] = {}
+    for name, capture in shown:
+        if capture and capture.warmup_batches is not None:
+            warmups.setdefault(capture.warmup_batches, []).append(name)
+        if capture and capture.source_interval_ms:
+            paced.setdefault(capture.source_interval_ms, []).append(name)
+    rows = []
+    if warmups:
+        counts = "; ".join(f"{count}: {', '.join(names)}" for count, names in sorted(warmups.items()))
+        rows.append(("Warm-up batches", escape(f"before the window, left out ({counts})")))
+    if paced:
+        intervals = "; ".join(f"{interval:g} ms: {', '.join(names)}" for interval, names in sorted(paced.items()))
+        rows.append(("Paced source", escape(f"a batch every {intervals}. The pace is set, and device idle with it")))
+    return rows
+
+
+def _measured_prep(profiles: list[ProfileResults]) -> str:
     found = [capture.prep_ms for profile in profiles for capture in profile.captures if capture.prep_ms is not None]
     if not found:
         return ""
     low, high = min(found), max(found)
     return (
-        f" (calibrated: {low:.1f} ms)"
+        f" (measured: {low:.1f} ms)"
         if f"{low:.1f}" == f"{high:.1f}"
-        else f" (calibrated: {low:.1f} to {high:.1f} ms)"
+        else f" (measured: {low:.1f} to {high:.1f} ms)"
     )
 
 

@@ -142,11 +142,13 @@ def capture_record(name: str, repeat: int = 1, **changes: Any) -> CaptureRecord:
         "file": f"profiles/{stem}.sqlite",
         "sha256": stem,
         "wall_s": 3.2,
+        "warmup_batches": 16 if producer_bound else 24,
         "warmup_s": 4.0,
         "batches": 32,
         "batch_wait_ms": 38.5 if producer_bound else 1.5,
         "producer_bound": producer_bound,
         "prep_ms": 40.1,
+        "source_interval_ms": 104.0 if producer_bound else 0.0,
         "checksum": ChecksumRecord(expected="1.5", got="1.5", ok=True),
         "staging": StagingRecord(host_copy_ms=212.5, pinned_bytes=128 << 20, slots=2)
         if name == "final_staged"

@@ -17,6 +17,7 @@ from repro.errors import MachineError, NotReproducedError
 from repro.nsysdb.model import HTOD, PAGEABLE, PINNED
 from repro.workload.gpu_stage import STAGES, InlineStage, OverlapStage, PinnedStage, SplitStage, Window, open_device
 from repro.workload.graph import Call, timing, verify
+from repro.workload.pace import Pace
 from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan, expected, prepare
 
@@ -66,6 +67,27 @@ class TestPrep:
         data = prepare(5, PrepPlan(3, 7, 0.0))
         assert data.shape == (3, 7)
         assert data.dtype == np.float32
+
+
+class TestPace:
+    def setup_method(self) -> None:
+        self.now_ms = 0.0
+        self.pace = Pace(100.0, now_ns=lambda: round(self.now_ms * 1e6))
+
+    def test_tasks_that_ask_together_get_one_interval_after_the_other(self) -> None:
+        assert [self.pace.next_ms() for _ in range(3)] == [100.0, 200.0, 300.0]
+
+    @pytest.mark.parametrize("late_ms", [0.0, 30.0, 99.0])
+    def test_the_rate_does_not_depend_on_when_tasks_ask(self, late_ms: float) -> None:
+        due_ms = []
+        for number in range(5):
+            self.now_ms = max(0, number - 1) * 100.0 + late_ms
+            due_ms.append(self.now_ms + self.pace.next_ms())
+        assert due_ms == [100.0, 200.0, 300.0, 400.0, 500.0]
+
+    def test_lost_time_is_not_caught_up(self) -> None:
+        self.now_ms = 1000.0
+        assert [self.pace.next_ms() for _ in range(3)] == [0.0, 100.0, 200.0]
 
 
 class TestWindow:
