@@ -1,9 +1,9 @@
 """Do the four modes come out in the published order on this machine? ``python benchmarks/modes_bench.py --rounds 5``
 
-A round is a whole default run of inline, split, pinned and overlap with a cluster of its own, as ``reproduce`` does it.
-Prints idle a mode and round, the ratio to split in the same round, and whether the order is the published
-one: inline > pinned >= split > overlap. Ends with status 1 if a round has another. ``--all`` runs every profile, for
-the time that takes. Captures put the patches on the environment's Ray, as ``reproduce`` does.
+A round is a whole run of inline, split, pinned and overlap with a cluster of its own, as ``reproduce`` does it; with
+``--all`` of all seven profiles, which is a default run. Prints idle a mode and round, the ratio to split in the same
+round, and whether the order is the published one: inline > pinned >= split > overlap. Ends with status 1 if a round has
+another. Captures put the patches on the environment's Ray, as ``reproduce`` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repro.analysis import analyze
 from repro.capture import capture_run
 from repro.progress import Progress
 from repro.results import RunDir
-from repro.spec import PROFILES, RunSpec
+from repro.spec import PUBLISHED, RunSpec
 
 MODES = ("inline", "pinned", "split", "overlap")
 
@@ -44,7 +44,7 @@ def one_round(profiles: tuple[str, ...], payload: str, blocks: int) -> tuple[dic
             if one.file
         }
         if record.payload:
-            print(f"  {record.payload.travelled_rows} rows travel: {record.payload.reason}")
+            print(f"  {record.payload.travelled_rows} rows travel: {record.payload.reason}", flush=True)
     return idle, wall_s
 
 
@@ -57,18 +57,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--payload", default="auto")
     parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--all", action="store_true", help="every profile, for the time it takes")
+    parser.add_argument("--all", action="store_true", help="the seven published profiles")
     options = parser.parse_args()
     good = 0
     for number in range(1, options.rounds + 1):
-        profiles = tuple(PROFILES) if options.all else ("inline", "split", "pinned", "overlap")
+        profiles = PUBLISHED if options.all else ("inline", "split", "pinned", "overlap")
         idle, wall_s = one_round(profiles, options.payload, options.blocks)
         good += in_published_order(idle)
         shown = "  ".join(f"{mode} {idle[mode]:.1f}% ({idle[mode] / idle['split']:.2f} x split)" for mode in MODES)
         order = "published order" if in_published_order(idle) else "another order"
         print(f"round {number}: {shown}  {order}, {wall_s:.1f} s", flush=True)
         if options.all:
-            print("  " + "  ".join(f"{name} {value:.1f}%" for name, value in idle.items() if name not in MODES))
+            others = "  ".join(f"{name} {value:.1f}%" for name, value in idle.items() if name not in MODES)
+            print(f"  {others}", flush=True)
     print(f"{good} of {options.rounds} rounds in the published order")
     return 0 if good == options.rounds else 1
 
