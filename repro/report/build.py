@@ -428,11 +428,7 @@ def _measured_prep(profiles: list[ProfileResults]) -> str:
     if not found:
         return ""
     low, high = min(found), max(found)
-    return (
-        f" (measured: {low:.1f} ms)"
-        if f"{low:.1f}" == f"{high:.1f}"
-        else f" (measured: {low:.1f} to {high:.1f} ms)"
-    )
+    return f" (measured: {low:.1f} ms)" if f"{low:.1f}" == f"{high:.1f}" else f" (measured: {low:.1f} to {high:.1f} ms)"
 
 
 def _fastest(profiles: list[ProfileResults]) -> str:
