@@ -20,10 +20,9 @@ TASK_THREADS = 2
 formats a batch while another runs the stage. Without ``enable_true_multi_threading`` the stage still runs one call at a
 time, so that flag is all that tells overlap from split."""
 
-MIN_PREP_TASKS = 8
-"""Ray Data notices finished tasks and submits new ones every 100 ms, so with few prep tasks at a time a stage that
-takes 39 ms a batch starves, however fast the cores are. As many as the actor holds ahead (``IN_FLIGHT``): with four,
-two cores left split starved in 2 of 5 runs."""
+MIN_PREP_TASKS = 4
+"""Ray Data notices finished tasks and submits new ones every 100 ms, so with fewer prep tasks at a time a stage that
+takes 39 ms a batch starves, however fast the cores are."""
 
 
 @dataclass(frozen=True)
