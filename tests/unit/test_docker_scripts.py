@@ -32,7 +32,13 @@ def _arguments() -> dict[str, str]:
 
 
 class StandIns:
-    """Commands on a PATH of their own that log how they were called, one JSON list a line."""
+    """Commands on a PATH of their own that log how they were called.
+
+    The log holds every argument with a NUL behind it and every call with ``_END`` behind it: what bash can print in one
+    write, for commands of one pipe run at once.
+    """
+
+    _END = "\x1e\0"
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
@@ -44,13 +50,13 @@ class StandIns:
     def add(self, name: str, body: str = "", folder: Path | None = None) -> None:
         file = (folder or self.bin) / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        log = f"""python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' {name} "$@" >>'{self._log}'"""
+        log = rf"""printf '%s\0' {name} "$@" $'\x1e' >>'{self._log}'"""
         file.write_text(f"#!/bin/bash\nPATH='{self._real}'\n{log}\n{body}\n")
         file.chmod(0o755)
 
     @property
     def calls(self) -> list[list[str]]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
+        return [call.split("\0")[:-1] for call in self._log.read_text().split(self._END)[:-1]]
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         inherited = {name: value for name, value in os.environ.items() if name != "DOCKER"}
