@@ -19,7 +19,7 @@ import numpy as np
 
 from repro.device.emulated import EmulatedArray, EmulatedDevice, EmulatedPinnedBuffer, open_emulated
 from repro.device.node_folder import on_node
-from repro.device.protocol import Event, Stream
+from repro.device.protocol import Event
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,11 @@ def shared_device(model: str, log: str | None) -> EmulatedDevice:
         return _devices[model, log]
 
 
-def udf_stream(device: EmulatedDevice) -> Stream:
-    """The stream on which the GPU stage works and that the engine orders after the copies."""
-    return device.default_stream()
-
-
 class EmulatedCopyEngine:
-    """``ray.data._internal.pinned_staging.CopyEngine`` by shape; the contracts are described there."""
+    """``ray.data._internal.pinned_staging.CopyEngine`` by shape; the contracts are described there.
+
+    The GPU stage works on the device's default stream, as it does on CUDA.
+    """
 
     def __init__(self, device: EmulatedDevice, scale: float) -> None:
         self.device = device
@@ -85,13 +83,13 @@ class EmulatedCopyEngine:
         return self._h2d.record_event()
 
     def begin_use(self, arrays: Sequence[EmulatedArray], ready: Event) -> None:
-        udf_stream(self.device).wait_event(ready)
+        self.device.default_stream().wait_event(ready)
 
     def is_device_array(self, value: Any) -> bool:
         return isinstance(value, EmulatedArray)
 
     def end_use(self, arrays: Sequence[EmulatedArray]) -> tuple[list[EmulatedArray], Event]:
-        return list(arrays), udf_stream(self.device).record_event()
+        return list(arrays), self.device.default_stream().record_event()
 
     def spec(self, array: EmulatedArray) -> tuple[tuple[int, ...], np.dtype[Any]]:
         return array.shape, array.dtype

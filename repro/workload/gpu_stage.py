@@ -18,10 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from repro.device.node_folder import on_node
 from repro.device.nvtx_ranges import open_window
 from repro.device.protocol import Device, DeviceArray, Stream
-from repro.errors import MachineError
 from repro.workload import staging
 from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import prepare
@@ -30,17 +28,14 @@ Batch = dict[str, Any]
 
 
 def open_device(plan: DevicePlan) -> Device:
-    """The device of ``plan``, opened in this process."""
-    if plan.kind == "emulated":
-        from repro.device.emulated import EmulatedDevice
-        from repro.device.model import load_model
-
-        return EmulatedDevice(load_model(plan.model), log_path=on_node(plan.log))
+    """The device of ``plan`` in this process, the one that pinned staging copies to and from."""
     if plan.kind == "cuda":
         from repro.device.cuda import CudaDevice
 
         return CudaDevice(inner=plan.inner)
-    raise MachineError(f"The GPU stage has no device of kind {plan.kind}.")
+    from repro.device.staging_engine import shared_device
+
+    return shared_device(plan.model, plan.log)
 
 
 def open_recorder(plan: WorkloadPlan) -> Recorder:
@@ -195,12 +190,12 @@ class StagedStage(SplitStage):
     """
 
     def __init__(self, plan: WorkloadPlan, *, device: Device | None = None) -> None:
-        super().__init__(plan, device=device or staging.stage_device(plan))
+        super().__init__(plan, device=device)
         self._waits_after = (plan.warmup_blocks, plan.warmup_blocks + plan.blocks)
         self._calls = 0
 
     def _compute(self, data: Any) -> Any:
-        stream = staging.stage_stream(self._device)
+        stream = self._device.default_stream()  # staging orders it between its copies in and out
         result = self._matmuls(staging.received(self._device, data), stream)
         self._calls += 1
         if self._calls in self._waits_after:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from repro.device.node_folder import on_node
-from repro.device.protocol import Device, DeviceArray, Stream
+from repro.device.protocol import Device, DeviceArray
 from repro.errors import InputError, MachineError
-from repro.nsysdb.model import Capture
 from repro.results import StagingRecord
 from repro.workload.plan import WorkloadPlan
 
@@ -49,22 +48,6 @@ def staging_options(plan: WorkloadPlan) -> Any:
         engine=engine,
         stats_callback=StatsLog(str(stats_path(plan)), scale),
     )
-
-
-def stage_device(plan: WorkloadPlan) -> Device:
-    """The device that staging copies to and from, in this process."""
-    if plan.device.kind == "cuda":
-        from repro.device.cuda import CudaDevice
-
-        return CudaDevice(inner=plan.device.inner)
-    from repro.device.staging_engine import shared_device
-
-    return shared_device(plan.device.model, plan.device.log)
-
-
-def stage_stream(device: Device) -> Stream:
-    """The stream that staging orders after its copies."""
-    return device.default_stream()
 
 
 def received(device: Device, data: Any) -> DeviceArray:
@@ -126,18 +109,14 @@ def read_stats(plan: WorkloadPlan, window_ns: tuple[int, int], folder: Path = Pa
     )
 
 
-def device_wait(log: Capture, batches: int) -> tuple[float, bool]:
-    """``kernel_wait`` of a device log."""
-    return kernel_wait([kernel.start_ns for kernel in log.kernels], [kernel.end_ns for kernel in log.kernels], batches)
-
-
-def kernel_wait(starts: Sequence[int], ends: Sequence[int], batches: int) -> tuple[float, bool]:
+def kernel_wait(starts_ns: Sequence[int], ends_ns: Sequence[int], batches: int) -> tuple[float, bool]:
     """(time without a kernel in ms a batch, whether that is more than a quarter of the time with one).
 
-    Calls of the staged stage return before their kernels are done, so how long it waited is read from the device.
+    For kernels of which no two run at a time, as those of one stream. Calls of the staged stage return before their
+    kernels are done, so how long it waited is read from the device.
     """
-    busy_ns = sum(ends) - sum(starts)
-    wait_ns = max(ends) - min(starts) - busy_ns
+    busy_ns = sum(ends_ns) - sum(starts_ns)
+    wait_ns = max(ends_ns) - min(starts_ns) - busy_ns
     return wait_ns / batches / 1e6, wait_ns > busy_ns / 4
 
 

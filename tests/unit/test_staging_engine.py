@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,9 +113,8 @@ def test_statistics_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_waiting_is_read_from_the_device() -> None:
-    kernels = [SimpleNamespace(start_ns=0, end_ns=60_000_000), SimpleNamespace(start_ns=80_000_000, end_ns=120_000_000)]
-    log: Any = SimpleNamespace(kernels=kernels)
-    assert workload_staging.device_wait(log, 2) == (10.0, False)
+    assert workload_staging.kernel_wait([0, 80_000_000], [60_000_000, 120_000_000], 2) == (10.0, False)
+    assert workload_staging.kernel_wait([0, 90_000_000], [60_000_000, 120_000_000], 2) == (15.0, True)
 
 
 def test_statistics_are_json(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from repro.device.clock import FakeClock
-from repro.device.emulated import EmulatedDevice, checksum, expected_checksum
+from repro.device.emulated import EmulatedDevice, checksum, expected_output
 from repro.device.emulated_log import read_log
 from repro.device.model import load_model
-from repro.errors import MachineError, NotReproducedError
+from repro.device.staging_engine import EmulatedEngineFactory
+from repro.errors import NotReproducedError
 from repro.nsysdb.model import HTOD, PAGEABLE, PINNED
 from repro.workload.gpu_stage import STAGES, InlineStage, OverlapStage, PinnedStage, SplitStage, Window, open_device
 from repro.workload.graph import Call, timing, verify
@@ -127,7 +128,7 @@ class TestStages:
         stage = STAGES[mode](plan(mode), device=emulated())
         for number in range(4):
             out = stage(batch(number))
-            assert checksum(out["data"]) == expected_checksum(expected(number, PREP), 9)
+            assert checksum(out["data"]) == checksum(expected_output(expected(number, PREP), 9))
             assert out["id"].tolist() == [number] * PREP.rows
             assert out["call"][0] == number
 
@@ -168,17 +169,17 @@ class TestStages:
     def test_inline_prepares_inside_the_call(self) -> None:
         stage = InlineStage(plan("inline"), device=emulated())
         out = stage({"id": np.array([7])})
-        assert checksum(out["data"]) == expected_checksum(expected(7, PREP), 9)
+        assert checksum(out["data"]) == checksum(expected_output(expected(7, PREP), 9))
         assert out["prep_ns"][0] > 0
 
-    def test_unknown_device_kind_is_refused(self) -> None:
-        with pytest.raises(MachineError, match="tpu"):
-            open_device(DevicePlan(kind="tpu", model="", log=""))  # type: ignore[arg-type]
+    def test_the_stage_has_the_device_of_its_staging(self, tmp_path: Path) -> None:
+        device = DevicePlan("emulated", "b200", str(tmp_path / "log.jsonl"))
+        assert open_device(device) is EmulatedEngineFactory(device.model, device.log)().device
 
 
 class TestVerify:
     def right(self) -> dict[int, list[int]]:
-        return {number: [expected_checksum(expected(number, PREP), 9)] for number in range(4)}
+        return {number: [checksum(expected_output(expected(number, PREP), 9))] for number in range(4)}
 
     def test_right_results(self) -> None:
         wanted, got = verify(plan(), self.right())
