@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from repro.device.model import DeviceModel, transfer_ns
+from repro.device.model import DeviceModel
 from repro.results import PayloadRecord
 from repro.spec import RunSpec
 
@@ -24,8 +24,8 @@ class Costs:
 
 def stage_ms(spec: RunSpec, model: DeviceModel) -> float:
     """Time of one serial call of the GPU stage by the model: pageable H2D, matmuls, pageable D2H."""
-    h2d_ns = transfer_ns(spec.batch_bytes, model.pageable_h2d_gb_per_s.value)
-    d2h_ns = transfer_ns(spec.batch_bytes, model.pageable_d2h_gb_per_s.value)
+    h2d_ns = model.copy_ns(spec.batch_bytes, to_device=True, pinned=False)
+    d2h_ns = model.copy_ns(spec.batch_bytes, to_device=False, pinned=False)
     return (h2d_ns + spec.matmuls * model.matmul_ns(spec.rows, spec.cols) + d2h_ns) / 1e6
 
 

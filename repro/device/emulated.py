@@ -13,7 +13,10 @@ which the schedule says that the work ends. CUDA rules claimed, each with a unit
 
 Streams from ``new_stream`` are non-blocking, as PyTorch's are: the default stream neither waits for them nor they for
 it. Not modelled: kernels small enough to share the SMs, contention of copies for host memory, CUDA's default-stream
-synchronisation of blocking streams, device memory running out.
+synchronisation of blocking streams, device memory running out, and locks of the driver: threads of one process do not
+hold each other up here. On GPUs a pageable D2H that waits for its stream was seen to stall other threads' launches
+(NVIDIA's developer forums, threads 222211 and 364986); CUDA documents only that any call may block on internal
+resources. So two threads overlap more of their pageable copies here than a GPU may let them.
 
 Data. Arrays carry real bytes. A copy's bytes move while it runs if a thread waits for it, else at the first call that
 observes its end (a ``synchronize``, a true ``query``, a blocking copy after it), never before it starts
@@ -33,7 +36,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +74,6 @@ def checksum(array: np.ndarray) -> int:
     whole = data.size // 8 * 8
     total = int(np.add.reduce(data[:whole].view(np.uint64), dtype=np.uint64))
     return (total + int.from_bytes(data[whole:].tobytes(), "little")) % 2**64
-
-
-def expected_checksum(batch: np.ndarray, matmuls: int) -> int:
-    """``checksum`` of what must come out for ``batch``."""
-    return checksum(expected_output(batch, matmuls))
 
 
 def _words(array: np.ndarray) -> np.ndarray:
@@ -320,21 +318,14 @@ class EmulatedDevice:
         else:
             target = _array(into)
             _check_part(target, array, offset)
-        rate = self.model.pinned_h2d_gb_per_s if block else self.model.pageable_h2d_gb_per_s
-        with self._call(MEMCPY_ASYNC) as correlation_id:
-            copy = Operation(
-                Engine.H2D,
-                transfer_ns(nominal, rate.value),
-                stream_id=stream.stream_id,
-                correlation_id=correlation_id,
-                effect=lambda: (
-                    target._copy_from_host(array) if into is None else target._copy_part_from_host(array, offset)
-                ),
-                log_fields=(nominal, HTOD, PINNED if block else PAGEABLE, DEVICE),
-            )
-            self._submit(copy, _stream(stream), block)
-            if block is None:
-                self._wait((copy,))
+
+        def effect() -> None:
+            if into is None:
+                target._copy_from_host(array)
+            else:
+                target._copy_part_from_host(array, offset)
+
+        self._copy(Engine.H2D, _stream(stream), block, nominal, effect)
         return target
 
     def copy_d2h(
@@ -358,21 +349,14 @@ class EmulatedDevice:
             )
         if not target.flags.writeable:
             raise UsageError("D2H into a read-only array.")
-        rate = self.model.pinned_d2h_gb_per_s if block else self.model.pageable_d2h_gb_per_s
-        with self._call(MEMCPY_ASYNC) as correlation_id:
-            copy = Operation(
-                Engine.D2H,
-                transfer_ns(nominal, rate.value),
-                stream_id=stream.stream_id,
-                correlation_id=correlation_id,
-                effect=lambda: (
-                    array._copy_to_host(target) if offset is None else array._copy_part_to_host(target, offset)
-                ),
-                log_fields=(nominal, DTOH, DEVICE, PINNED if block else PAGEABLE),
-            )
-            self._submit(copy, _stream(stream), block)
-            if block is None:
-                self._wait((copy,))
+
+        def effect() -> None:
+            if offset is None:
+                array._copy_to_host(target)
+            else:
+                array._copy_part_to_host(target, offset)
+
+        self._copy(Engine.D2H, _stream(stream), block, nominal, effect)
         return target
 
     def matmul(self, source: DeviceArray, stream: Stream) -> EmulatedArray:
@@ -444,6 +428,31 @@ class EmulatedDevice:
         if nominal_bytes is None and block is not None and block.memory.nbytes:
             nominal_bytes = round(block.nominal_bytes * array.nbytes / block.memory.nbytes)
         return array, block, array.nbytes if nominal_bytes is None else nominal_bytes
+
+    def _copy(
+        self,
+        engine: Engine,
+        stream: EmulatedStream,
+        block: _PinnedBlock | None,
+        nominal_bytes: int,
+        effect: Callable[[], None],
+    ) -> None:
+        """Issue a copy on ``engine``; without a pinned ``block`` on its host side wait until it is done."""
+        to_device = engine is Engine.H2D
+        memory = PAGEABLE if block is None else PINNED
+        kinds = (HTOD, memory, DEVICE) if to_device else (DTOH, DEVICE, memory)
+        with self._call(MEMCPY_ASYNC) as correlation_id:
+            copy = Operation(
+                engine,
+                self.model.copy_ns(nominal_bytes, to_device=to_device, pinned=block is not None),
+                stream_id=stream.stream_id,
+                correlation_id=correlation_id,
+                effect=effect,
+                log_fields=(nominal_bytes, *kinds),
+            )
+            self._submit(copy, stream, block)
+            if block is None:
+                self._wait((copy,))
 
     @contextmanager
     def _call(self, name: str, cost_ns: int | None = None) -> Iterator[int]:

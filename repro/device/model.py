@@ -70,6 +70,14 @@ class DeviceModel(_Frozen):
         reference = self.matmul_count.value * self.matmul_rows.value * self.matmul_cols.value**2
         return max(1, round(self.matmul_total_ms.value * 1e6 * rows * cols**2 / reference))
 
+    def copy_ns(self, size_bytes: int, *, to_device: bool, pinned: bool) -> int:
+        """Time of a copy between host and device (at least 1 ns)."""
+        if to_device:
+            rate = self.pinned_h2d_gb_per_s if pinned else self.pageable_h2d_gb_per_s
+        else:
+            rate = self.pinned_d2h_gb_per_s if pinned else self.pageable_d2h_gb_per_s
+        return transfer_ns(size_bytes, rate.value)
+
     def pin_ns(self, size_bytes: int) -> int:
         """Time the caller is blocked for pinning ``size_bytes``."""
         return round(self.pin_latency_us.value * 1e3) + transfer_ns(size_bytes, self.pin_gb_per_s.value)
@@ -77,11 +85,6 @@ class DeviceModel(_Frozen):
     @property
     def launch_overhead_ns(self) -> int:
         return round(self.launch_overhead_us.value * 1e3)
-
-    def assumptions(self) -> dict[str, str]:
-        """Key -> source of every value that is an assumption."""
-        quantities = ((key, getattr(self, key)) for key in type(self).model_fields)
-        return {key: q.source for key, q in quantities if isinstance(q, Quantity | Count) and q.assumption}
 
 
 def transfer_ns(size_bytes: int, gb_per_s: float) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.device.model import DeviceModel, load_model, model_path, transfer_ns
+from repro.device.model import DeviceModel, Quantity, load_model, model_path, transfer_ns
 from repro.errors import InputError, UsageError
 
 
@@ -28,13 +28,21 @@ def test_b200_matmuls_take_what_the_card_says() -> None:
 
 
 def test_64_mib_at_the_cards_rate_take_7_9_ms() -> None:
-    assert transfer_ns(64 << 20, load_model("b200").pageable_h2d_gb_per_s.value) == 7_895_160
+    assert load_model("b200").copy_ns(64 << 20, to_device=True, pinned=False) == 7_895_160
     assert transfer_ns(0, 8.5) == 1
 
 
-def test_every_value_has_a_source_and_assumptions_are_listed() -> None:
-    model = load_model("b200")
-    assert set(model.assumptions()) == {
+def test_each_direction_and_kind_of_memory_has_its_rate() -> None:
+    rates = {"pageable_h2d": 1, "pageable_d2h": 2, "pinned_h2d": 4, "pinned_d2h": 8}
+    quantities = {f"{name}_gb_per_s": Quantity(value=rate, source="test") for name, rate in rates.items()}
+    model = load_model("b200").model_copy(update=quantities)
+    times_ns = [model.copy_ns(800, to_device=h2d, pinned=pinned) for pinned in (False, True) for h2d in (True, False)]
+    assert times_ns == [800, 400, 200, 100]
+
+
+def test_values_that_no_published_figure_gives_are_marked() -> None:
+    values = load_model("b200").model_dump(exclude={"schema_", "name"})
+    assert {key for key, value in values.items() if value["assumption"]} == {
         "pageable_d2h_gb_per_s",
         "pinned_h2d_gb_per_s",
         "pinned_d2h_gb_per_s",
