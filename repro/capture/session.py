@@ -1,6 +1,6 @@
 """One Ray cluster for a run: the kit's end of the driver process.
 
-    with Session(folder, cpus=2) as session:
+    with Session(cpus=2) as session:
         session.start()
         ran = session.run(plan)
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -48,11 +49,13 @@ STALL_LIMIT_S = 150.0
 
 OBJECT_STORE_BYTES = 2 << 30
 
+_LOGS = "The logs of Ray and its driver are kept in the run's logs folder."
+
 _A = TypeVar("_A", Started, Measured, Ran)
 
 
 class DriverFailedError(KitError):
-    """The driver process reported an error, or ended."""
+    """The driver process reported an error, or answered another request; it ends with the error's exit status."""
 
 
 class Session:
@@ -114,7 +117,8 @@ class Session:
         finally:
             os.close(self._answers)
             if self._tree.root.stdin:
-                self._tree.root.stdin.close()
+                with suppress(BrokenPipeError):  # a request that a driver which had ended did not take
+                    self._tree.root.stdin.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> Started:
@@ -168,14 +172,15 @@ class Session:
                 on_batch(answer.received)
             elif isinstance(answer, Failed):
                 error = DriverFailedError(
-                    f"Waiting for {what}, the driver of the Ray cluster failed: {answer.message}.", remedy=answer.remedy
+                    f"Waiting for {what}, the driver of the Ray cluster failed: {answer.message}.",
+                    remedy=answer.remedy or _LOGS,
                 )
                 error.exit_status = answer.exit_status
                 raise error
             elif isinstance(answer, kind):
                 return answer
             else:
-                raise DriverFailedError(f"Waiting for {what}, the driver answered with {answer.kind!r}.")
+                raise DriverFailedError(f"Waiting for {what}, the driver answered with {answer.kind!r}.", remedy=_LOGS)
 
     def _next_answer(self, what: str, limit_s: float) -> Answer:
         deadline = time.monotonic() + limit_s
@@ -183,10 +188,7 @@ class Session:
             selector.register(self._answers, selectors.EVENT_READ)
             while b"\n" not in self._pending:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise WaitTimeoutError(
-                        f"Waited {limit_s:.0f} s for {what}.",
-                        remedy="The logs of Ray and its driver are kept in the run's logs folder.",
-                    )
+                    raise WaitTimeoutError(f"Waited {limit_s:.0f} s for {what}.", remedy=_LOGS)
                 chunk = os.read(self._answers, 1 << 16)
                 if not chunk:
                     raise self._ended(what)
@@ -201,8 +203,7 @@ class Session:
             status = None
         lines = self.driver_log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["(no output)"]
         return MachineError(
-            f"Waiting for {what}, the driver of the Ray cluster ended with status {status}: {lines[-1]}",
-            remedy="The logs of Ray and its driver are kept in the run's logs folder.",
+            f"Waiting for {what}, the driver of the Ray cluster ended with status {status}: {lines[-1]}", remedy=_LOGS
         )
 
 

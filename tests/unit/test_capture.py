@@ -109,10 +109,18 @@ class TestSession:
             with pytest.raises(MachineError, match=r"Ray to start.*status 7: no space left"):
                 session.start()
 
-    def test_a_failed_request_is_named(self, tmp_path: Path) -> None:
+    def test_a_driver_that_ended_before_a_request_is_named_and_leaves_no_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(MachineError, match=r"Ray to start.*status 9: out of memory"):
+            with session_with("print('out of memory'); sys.exit(9)", tmp_path) as session:
+                session._tree.root.wait(timeout=30)
+                session.start()
+        assert not session.folder.exists()
+
+    def test_a_failed_request_is_named_and_says_where_the_logs_are(self, tmp_path: Path) -> None:
         with session_with("input(); say(kind='failed', message='boom', detail=''); input()", tmp_path) as session:
-            with pytest.raises(DriverFailedError, match=r"object store measurement.*boom"):
+            with pytest.raises(DriverFailedError, match=r"object store measurement.*boom") as caught:
                 session.measure()
+        assert "logs folder" in caught.value.remedy
 
     def test_silence_ends_in_a_timeout_that_says_what_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
