@@ -40,7 +40,7 @@ from repro.capture.messages import (
 from repro.errors import KitError, MachineError, WaitTimeoutError
 from repro.procs import ProcessTree
 from repro.workload.calibrate import GpuRequest
-from repro.workload.plan import MIN_PREP_TASKS, WorkloadPlan
+from repro.workload.plan import COMPUTE_BOUND_PREP_TASKS, WorkloadPlan
 
 START_LIMIT_S = 90.0
 MEASURE_LIMIT_S = 90.0
@@ -224,6 +224,6 @@ def _environment(cpus: int) -> dict[str, str]:
         # then writing the report (ray#60904). The kit ends what is left of a session itself.
         "RAY_process_group_cleanup_enabled": "0",
         # Ray ends idle workers above this number; the warm ones of all prep tasks and the next actor must stay.
-        "RAY_num_workers_soft_limit": str(4 * max(cpus, MIN_PREP_TASKS) + 2),
+        "RAY_num_workers_soft_limit": str(4 * max(cpus, COMPUTE_BOUND_PREP_TASKS)),
     }
     return environment

@@ -20,7 +20,14 @@ from repro.device.emulated import checksum
 from repro.errors import NotReproducedError, WaitTimeoutError
 from repro.workload import pace, staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
-from repro.workload.plan import COMPUTE_BOUND_IN_FLIGHT, IN_FLIGHT, MIN_PREP_TASKS, TASK_THREADS, WorkloadPlan
+from repro.workload.plan import (
+    COMPUTE_BOUND_IN_FLIGHT,
+    COMPUTE_BOUND_PREP_TASKS,
+    IN_FLIGHT,
+    MIN_PREP_TASKS,
+    TASK_THREADS,
+    WorkloadPlan,
+)
 from repro.workload.prep import PrepPlan, expected, prepare, walk
 
 ACTOR_START_S = 120
@@ -285,11 +292,9 @@ def _meet(batch: Any, prep: PrepPlan, folder: Path, tasks: int) -> Any:
 
 
 def prep_tasks(plan: WorkloadPlan) -> int:
-    """Tasks of a prep operator that run at a time: one a core beside the GPU stage's, and at least ``MIN_PREP_TASKS``.
-
-    Twice as many where compute is to be the bottleneck.
-    """
-    return max(MIN_PREP_TASKS, _cpus() - 1) * prep_operators(plan)
+    """Tasks of a prep operator that run at a time: one a core beside the GPU stage's, and enough for Ray Data."""
+    least = COMPUTE_BOUND_PREP_TASKS if plan.regime == "compute-bound" else MIN_PREP_TASKS
+    return max(least, _cpus() - 1)
 
 
 def _prep_cpus(plan: WorkloadPlan) -> float:

@@ -24,6 +24,9 @@ MIN_PREP_TASKS = 4
 """Ray Data notices finished tasks and submits new ones every 100 ms, so with fewer prep tasks at a time a stage that
 takes 39 ms a batch starves, however fast the cores are."""
 
+COMPUTE_BOUND_PREP_TASKS = 16
+"""The same for each of two operators, whose waits add up, and stages of 20 ms."""
+
 
 @dataclass(frozen=True)
 class DevicePlan:
