@@ -27,6 +27,8 @@ OWNER_VARIABLE = "REPRO_OWNER"
 AFTER_ROOT_S = 1.0
 """What is left of a tree this long after its root ended will not end by itself."""
 
+_POLL_S = 0.02
+
 
 class ProcessTree:
     """A started process, its children, and their children, however they were re-parented since.
@@ -64,21 +66,20 @@ class ProcessTree:
                         process.kill()
                     except psutil.NoSuchProcess:
                         continue
-                psutil.wait_procs(rest, timeout=1.0)
+                _wait_for_end(rest, limit_s=1.0)
             self.root.wait(timeout=5.0)
         return killed
 
     def _wait_until_gone(self, limit_s: float) -> None:
         """Wait for the root to end, and ``AFTER_ROOT_S`` more for those it leaves."""
         deadline = time.monotonic() + limit_s
-        root_ended = False
-        while time.monotonic() < deadline:
-            if not root_ended and self.root.poll() is not None:
-                root_ended = True
-                deadline = min(deadline, time.monotonic() + AFTER_ROOT_S)
-            if root_ended and not self.members():
-                return
-            time.sleep(0.05)
+        try:
+            self.root.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return
+        deadline = min(deadline, time.monotonic() + AFTER_ROOT_S)
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _is_member(self, process: psutil.Process) -> bool:
         try:
@@ -149,6 +150,13 @@ def _interrupts_held() -> Iterator[None]:
             signal.signal(number, handler)
         if held:
             signal.raise_signal(held[0][0])
+
+
+def _wait_for_end(processes: Sequence[psutil.Process], *, limit_s: float) -> None:
+    """Wait until all have ended; ``psutil.wait_procs`` would also wait for a slow init to reap the re-parented ones."""
+    deadline = time.monotonic() + limit_s
+    while any(_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _alive(process: psutil.Process) -> bool:

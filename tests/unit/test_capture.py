@@ -130,7 +130,8 @@ class TestSession:
             with pytest.raises(WaitTimeoutError, match="for Ray to start"):
                 session.start()
 
-    def test_leaves_no_process_and_no_folder(self, tmp_path: Path) -> None:
+    def test_leaves_no_process_and_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("repro.procs.AFTER_ROOT_S", 0.1)
         driver = "import subprocess; subprocess.Popen([sys.executable,'-c','import time;time.sleep(600)']); input()"
         driver += "; say(kind='started', node=''); time.sleep(600)"
         with session_with(driver, tmp_path) as session:

@@ -21,7 +21,7 @@ def wait_for(file: Path) -> str:
     deadline = time.monotonic() + 30
     while not (file.exists() and (text := file.read_text())):
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.005)
     return text
 
 
@@ -30,6 +30,12 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays behind here sleeps for minutes."""
+    monkeypatch.setattr(procs, "AFTER_ROOT_S", 0.1)
 
 
 def test_ends_grandchildren_that_left_the_session_and_lost_their_parent(tmp_path: Path) -> None:
