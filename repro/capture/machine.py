@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+from datetime import datetime, timezone
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
+import repro
 from repro.errors import MachineError
 
 DeviceKind = Literal["emulated", "cuda"]
@@ -46,6 +48,22 @@ def machine_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "architecture": platform.machine(),
     }
+
+
+def provenance() -> dict[str, Any]:
+    """When, where and with what a result is made: the fields that every result of the kit begins with."""
+    return {
+        "created_utc": utc_now(),
+        "kit_version": repro.__version__,
+        "revision": revision(),
+        "versions": versions(),
+        "machine": machine_facts(),
+    }
+
+
+def utc_now() -> str:
+    """The time, to the second, as ISO 8601."""
+    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def versions() -> dict[str, str]:
@@ -98,8 +116,6 @@ def nvidia_traces() -> list[str]:
 
 def cuda_problem() -> str | None:
     """Why CUDA cannot be used, or ``None`` if it can."""
-    if not find_spec("repro.device.cuda"):
-        return "this version of the kit has no CUDA device yet"
     if not find_spec("torch"):
         return "PyTorch is not installed"
     import torch

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-import repro
 from repro import ray_patches
 from repro.capture import machine, nsys, torch_profiler
 from repro.capture.messages import Ran, StageNode
@@ -30,7 +28,7 @@ from repro.nsysdb.writer import write_profile
 from repro.procs import terminate_as_interrupt
 from repro.progress import Progress
 from repro.ray_bugs.nsys import Nsys
-from repro.results import CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
+from repro.results import RUN_SCHEMA, CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
 from repro.spec import PROFILES, ProfileSpec, Regime, RunSpec
 from repro.workload import staging
 from repro.workload.calibrate import GpuFacts, GpuRequest
@@ -77,7 +75,10 @@ def capture_run(
             try:
                 _Capturing(spec, run, record, model, session, progress, tool, joined=bool(address)).capture(missing)
             except Exception:
-                session.keep_logs(run.logs)
+                try:
+                    session.keep_logs(run.logs)
+                except OSError as error:  # the disk is full, say; what failed first is what is to be raised
+                    progress.say(f"The logs of Ray could not be kept in {run.logs}: {error}")
                 raise
     return record
 
@@ -157,22 +158,21 @@ class _Capturing:
         if self._joined:  # on the stage's node, among the files of other runs
             log = Path(f"{profile.name}-{repeat}-{secrets.token_hex(4)}.jsonl")
         plan = workload_plan(self._spec, profile, prep, log, inner=self._gpu.inner if self._gpu else 0)
-        capture = CaptureRecord(profile=profile.name, repeat=repeat, started_utc=_utc_now(), node=node.node_id)
+        capture = CaptureRecord(profile=profile.name, repeat=repeat, started_utc=machine.utc_now(), node=node.node_id)
         try:
-            ran = self._session.run(plan)
+            return self._captured(capture, plan, node)
         except KitError as error:
             self._replace(capture.model_copy(update={"error": error.message}))
             raise
+
+    def _captured(self, capture: CaptureRecord, plan: WorkloadPlan, node: StageNode) -> CaptureRecord:
+        """Run the pipeline and keep its profile; ``capture`` with what there is to say of both."""
+        ran = self._session.run(plan)
         capture.checksum = ChecksumRecord(expected=ran.expected, got=ran.got, ok=ran.wrong is None)
         if ran.wrong:
-            self._replace(capture.model_copy(update={"error": ran.wrong}))
-            raise NotReproducedError(f"{profile.name}: {ran.wrong}")
-        path = self._run.profile_path(profile.name, repeat)
-        try:
-            kept = self._keep(plan, ran, path)
-        except KitError as error:
-            self._replace(capture.model_copy(update={"error": error.message}))
-            raise
+            raise NotReproducedError(f"{capture.profile}: {ran.wrong}")
+        path = self._run.profile_path(capture.profile, capture.repeat)
+        kept = self._keep(plan, ran, path)
         capture.nsys_rep = str(kept.relative_to(self._run.root)) if kept else None
         wait_ms, producer_bound = ran.wait_ms, ran.producer_bound
         if plan.mode == "staged":
@@ -285,13 +285,9 @@ def _open_record(spec: RunSpec, run: RunDir, model: DeviceModel, patches: list[d
         )
     if not run.run_json.exists():
         return RunRecord(
-            schema="repro.run/1",
+            schema=RUN_SCHEMA,
             run=run.root.name,
-            created_utc=_utc_now(),
-            kit_version=repro.__version__,
-            revision=machine.revision(),
-            versions=machine.versions(),
-            machine=machine.machine_facts(),
+            **machine.provenance(),
             spec=spec,
             device=device,
             patches=patches,
@@ -341,7 +337,3 @@ def _clear(run: RunDir) -> None:
             shutil.rmtree(folder)
     for file in (run.run_json, run.report):
         file.unlink(missing_ok=True)
-
-
-def _utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

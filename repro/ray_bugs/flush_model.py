@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from repro.ray_bugs.flush_driver import FileState
+from repro.ray_bugs.result import ExperimentResult, Model, Verdict
 
 SCHEMA: Final = "repro.flush_race/1"
 
@@ -31,16 +32,12 @@ OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 _WORSE: Final[tuple[Outcome, ...]] = ("written", "late", "partial", "corrupt", "empty", "missing")
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-
-class NsysRecord(_Model):
+class NsysRecord(Model):
     kind: Literal["real", "stand-in"]
     version: str
 
 
-class ReportRecord(_Model):
+class ReportRecord(Model):
     """One actor's report."""
 
     name: str
@@ -54,7 +51,7 @@ class ReportRecord(_Model):
     export_error: str | None = None
 
 
-class WorkRecord(_Model):
+class WorkRecord(Model):
     """What one actor did under the profiler."""
 
     reads: int
@@ -65,7 +62,7 @@ class WorkRecord(_Model):
     """CUDA kernels; none without a GPU."""
 
 
-class RepeatRecord(_Model):
+class RepeatRecord(Model):
     """One driver. ``error``: why its reports were not judged; the other fields are what was seen until then."""
 
     arm: Arm
@@ -84,22 +81,16 @@ class RepeatRecord(_Model):
     error: str | None = None
 
 
-class ArmRecord(_Model):
+class ArmRecord(Model):
     """An arm that was asked for; ``skipped``: why it could not run on this machine."""
 
     arm: Arm
     skipped: str | None = None
 
 
-class Result(_Model):
-    """``flush_race.json``."""
+class Result(ExperimentResult):
+    """``flush_race.json``. Reproduced: stock+immediate lost reports and fixed+immediate kept all of them."""
 
-    schema_: str = Field(SCHEMA, alias="schema")
-    created_utc: str
-    kit_version: str
-    revision: str | None
-    versions: dict[str, str]
-    machine: dict[str, Any]
     nsys: NsysRecord
     report_mb: float
     """Size of a report that was aimed at, in MB of 1e6 bytes."""
@@ -108,13 +99,6 @@ class Result(_Model):
     repeats: int
     arms: list[ArmRecord]
     results: list[RepeatRecord] = Field(default_factory=list)
-    verdict: Literal["reproduced", "not reproduced", "inconclusive"] = "inconclusive"
-    reason: str = "not finished"
-
-    @property
-    def exit_status(self) -> int:
-        """0 if stock+immediate lost reports and fixed+immediate kept all of them, else 1."""
-        return 0 if self.verdict == "reproduced" else 1
 
 
 @dataclass(frozen=True)
@@ -231,7 +215,7 @@ def summarize(result: Result, arm: Arm) -> Summary:
     )
 
 
-def verdict(result: Result) -> tuple[Literal["reproduced", "not reproduced", "inconclusive"], str]:
+def verdict(result: Result) -> tuple[Verdict, str]:
     """The verdict on the whole experiment, and what it rests on."""
     stock, fixed = summarize(result, "stock+immediate"), summarize(result, "fixed+immediate")
     for arm, needed in ((stock, stock.repeats), (fixed, fixed.repeats)):

@@ -17,15 +17,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
 from rich.table import Table
 from rich.text import Text
 
-from repro import __version__
-from repro.capture.machine import machine_facts, nvidia_traces, revision, versions
+from repro.capture.machine import nvidia_traces, provenance
 from repro.errors import KitError, MachineError, UsageError
 from repro.procs import ProcessTree
 from repro.progress import Progress
@@ -49,8 +47,8 @@ from repro.ray_bugs.flush_model import (
     verdict,
     worst,
 )
-from repro.ray_bugs.folder import result_folder
 from repro.ray_bugs.nsys import STAND_IN, Choice, Nsys, choose, export_problem
+from repro.ray_bugs.result import result_folder
 from repro.ray_patches import flush_window, overlay
 from repro.ray_patches.series import PATCHES_DIR
 from repro.report.render import render_template
@@ -117,11 +115,7 @@ def run(
         progress.say("STAND-IN nsys: it has the process structure of the real one, and nothing else.")
     result = Result(
         schema=SCHEMA,
-        created_utc=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-        kit_version=__version__,
-        revision=revision(),
-        versions=versions(),
-        machine=machine_facts(),
+        **provenance(),
         nsys=NsysRecord(kind=tool.kind, version=tool.version),
         report_mb=report_mb or DEFAULT_REPORT_MB[tool.kind],
         actors=actors,

@@ -18,22 +18,20 @@ import tempfile
 import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
-from repro import __version__
-from repro.capture.machine import machine_facts, revision, versions
+from repro.capture.machine import provenance
 from repro.errors import KitError, MachineError
 from repro.progress import Progress
 from repro.ray_bugs import nsight_driver, nsys_stand_in
 from repro.ray_bugs.driving import Event, driver
-from repro.ray_bugs.folder import result_folder
 from repro.ray_bugs.nsys import Choice, Nsys, choose
+from repro.ray_bugs.result import ExperimentResult, Model, Verdict, result_folder
 from repro.ray_patches import overlay
 from repro.report.render import render_template
 from repro.results import write_json, write_text
@@ -60,11 +58,7 @@ _PHASE_LIMITS_S: Final[Mapping[str, float]] = {
 }
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-
-class CaseRecord(_Model):
+class CaseRecord(Model):
     """One case of one arm. ``wrong command``: the worker runs, under another Python command than the chosen one."""
 
     case: Case
@@ -82,26 +76,13 @@ class CaseRecord(_Model):
     """Why there is no outcome."""
 
 
-class Result(_Model):
-    """``nsight_command.json``."""
+class Result(ExperimentResult):
+    """``nsight_command.json``. Reproduced: every case fails on stock Ray and starts as chosen with the fix."""
 
-    schema_: str = Field(SCHEMA, alias="schema")
-    created_utc: str
-    kit_version: str
-    revision: str | None
-    versions: dict[str, str]
-    machine: dict[str, Any]
     nsys_kind: Literal["real", "stand-in"]
     nsys_version: str
     actor_limit_s: float
     cases: list[CaseRecord] = Field(default_factory=list)
-    verdict: Literal["reproduced", "not reproduced", "inconclusive"] = "inconclusive"
-    reason: str = "not finished"
-
-    @property
-    def exit_status(self) -> int:
-        """0 if every case fails on stock Ray and starts as chosen with the fix, else 1."""
-        return 0 if self.verdict == "reproduced" else 1
 
 
 def run(nsys: Choice, out: Path | None, progress: Progress) -> tuple[Result, Path]:
@@ -116,11 +97,7 @@ def run(nsys: Choice, out: Path | None, progress: Progress) -> tuple[Result, Pat
         progress.say("STAND-IN nsys: it starts its target as the real one does, and measures nothing.")
     result = Result(
         schema=SCHEMA,
-        created_utc=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-        kit_version=__version__,
-        revision=revision(),
-        versions=versions(),
-        machine=machine_facts(),
+        **provenance(),
         nsys_kind=tool.kind,
         nsys_version=tool.version,
         actor_limit_s=ACTOR_LIMIT_S,
@@ -151,7 +128,7 @@ def run(nsys: Choice, out: Path | None, progress: Progress) -> tuple[Result, Pat
     return result, out
 
 
-def verdict(result: Result) -> tuple[Literal["reproduced", "not reproduced", "inconclusive"], str]:
+def verdict(result: Result) -> tuple[Verdict, str]:
     """The verdict on the whole experiment, and what it rests on."""
     failed = [record for record in result.cases if record.error]
     if failed:

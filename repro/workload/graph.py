@@ -31,10 +31,12 @@ from repro.workload.plan import (
 from repro.workload.prep import PrepPlan, expected, prepare, walk
 
 ACTOR_START_S = 120
+"""For the GPU stage's actor to be up, also under nsys on a busy machine."""
 SPARE_WORKERS = 4
 """Warm workers beside those that can run at a time: a task that ends leaves its worker to Ray for a moment, and without
 a spare one its successor had a new one start, inside one window in ten."""
 MEETING_S = 60
+"""For the workers of ``warm_up`` to be up at the same time."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> tuple[int, int]:
     faults += [f"batch {number} was never put in" for number in sums if number not in wanted]
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise NotReproducedError(f"{plan.mode}: wrong results: {'; '.join(faults[:3])}{more}.")
+        raise NotReproducedError(f"wrong results: {'; '.join(faults[:3])}{more}.")
     return sum(wanted.values()) % 2**64, sum(value for values in sums.values() for value in values) % 2**64
 
 
@@ -170,26 +172,26 @@ def _with_prep(batches: Any, plan: WorkloadPlan) -> Any:
     from ray.data import TaskPoolStrategy
 
     operators, tasks = prep_operators(plan), prep_tasks(plan)
-    source = None
     part = replace(plan.prep, cpu_ms=plan.prep.cpu_ms / operators)
     options: dict[str, Any] = {"batch_format": "numpy", "num_cpus": _prep_cpus(plan)}
-    first = dict(options)
+    source, first = None, options
     if plan.interval_ms:
         # All tasks of the pool wait at the same time, each for its own batch. For that the rows are read ahead (a read
         # task takes a whole CPU of Ray's, so none would start beside waiting ones), and a task takes so little of a CPU
         # that the size of the pool is the limit.
         source = pace.start(plan.interval_ms)
         batches = batches.materialize()
-        first |= {"num_cpus": _prep_cpus(plan) / 2, "compute": TaskPoolStrategy(size=tasks)}
+        first = {**options, "num_cpus": _prep_cpus(plan) / 2, "compute": TaskPoolStrategy(size=tasks)}
     batches = batches.map_batches(_prepare, fn_kwargs={"prep": part, "source": source}, **first)
     if operators == 2:
         # The limit is no limit, but a pool of another size is not fused with the first.
-        pool = TaskPoolStrategy(size=prep_tasks(plan))
+        pool = TaskPoolStrategy(size=tasks)
         batches = batches.map_batches(_prepare_more, fn_kwargs={"cpu_ms": part.cpu_ms}, compute=pool, **options)
     return batches
 
 
 def prep_operators(plan: WorkloadPlan) -> int:
+    """CPU operators, one after the other, that share the work of prep."""
     return 2 if plan.regime == "compute-bound" else 1
 
 
@@ -298,6 +300,7 @@ def prep_tasks(plan: WorkloadPlan) -> int:
 
 
 def _prep_cpus(plan: WorkloadPlan) -> float:
+    """Ray's CPUs for one prep task: all of them together leave one to the GPU stage."""
     return (_cpus() - 1) / (prep_operators(plan) * prep_tasks(plan))
 
 

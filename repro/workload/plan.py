@@ -47,7 +47,7 @@ class WorkloadPlan:
     """One capture's pipeline.
 
     ``blocks`` batches inside the window follow ``warmup_blocks`` before it. ``nominal_bytes`` is what copies of a batch
-    are accounted at, ``prep`` gives the shape that really travels. ``interval_ms`` is the mean time between two
+    are accounted at, ``prep`` gives the shape that really travels. ``interval_ms`` is the time between two
     batches of a source that waits for its data (0: as fast as it can). ``profiler`` records the GPU stage; names of
     the files that nsys and torch's profiler write begin with ``stem`` and a dot.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
 import textwrap
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from repro.capture import machine
 from repro.capture import run as capturing
@@ -285,13 +287,28 @@ class TestCaptureRun:
         assert capture_run(spec(**SMALL, matmuls=3), run, fresh=True, progress=QUIET).spec.matmuls == 3
 
     def test_wrong_results_leave_a_record_logs_and_no_profile(self, fake: FakeSession, run: RunDir) -> None:
-        fake.wrong = "split: wrong results: batch 3 came out 2 times."
-        with pytest.raises(NotReproducedError, match="batch 3 came out 2 times") as caught:
+        fake.wrong = "wrong results: batch 3 came out 2 times."
+        with pytest.raises(NotReproducedError, match=r"^split: wrong results: batch 3 came out 2 times") as caught:
             capture_run(spec(**SMALL, profiles=("split",)), run, fresh=False, progress=QUIET)
         assert caught.value.exit_status == 1
         assert "batch 3" in str(run.read().captures[0].error)
         assert not run.profile_path("split").exists()
         assert run.logs.is_dir()
+
+    def test_logs_that_cannot_be_kept_do_not_hide_the_failure(
+        self, fake: FakeSession, run: RunDir, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(destination: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(fake, "keep_logs", full)
+        fake.wrong = "wrong results: batch 3 came out 2 times."
+        said = io.StringIO()
+        progress = Progress(Console(file=said, width=200), quiet=True)
+        with pytest.raises(NotReproducedError, match="batch 3"):
+            capture_run(spec(**SMALL, profiles=("split",)), run, fresh=False, progress=progress)
+        assert "could not be kept" in said.getvalue()
+        assert "No space left on device" in said.getvalue()
 
     def test_a_missing_patch_skips_the_profile_and_says_which(self, fake: FakeSession, run: RunDir) -> None:
         record = capture_run(spec(**SMALL, profiles=("final_staged",)), run, fresh=False, progress=QUIET)

@@ -192,7 +192,7 @@ class TestVerify:
             ({3: [5]}, "batch 3 has checksum 0x5"),
             ({9: [1]}, "batch 9 was never put in"),
         ):
-            with pytest.raises(NotReproducedError, match=f"split: wrong results: {message}"):
+            with pytest.raises(NotReproducedError, match=f"wrong results: {message}"):
                 verify(plan(), self.right() | change)
 
     def test_two_swapped_batches_are_found(self) -> None:
