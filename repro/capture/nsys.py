@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from repro import ray_patches
 from repro.device.nvtx_ranges import DOMAIN, WINDOW
-from repro.errors import InputError, MachineError, WaitTimeoutError
+from repro.errors import InputError, KitError, MachineError, WaitTimeoutError
 from repro.nsysdb import schema
 from repro.nsysdb.reader import connect
 from repro.ray_bugs.nsys import Nsys, choose
@@ -133,10 +133,19 @@ def export(nsys: Nsys, report: Path, database: Path) -> None:
             remedy=f"Install Nsight Systems {_dotted(written)} or newer (docker/install-nsight).",
         )
     with whole_file(database) as temporary:
-        _run_export(nsys, report, "sqlite", temporary)
-        _check_export(report, temporary)
+        _export_tables(nsys, report, temporary)
         if not _has(temporary, schema.KERNEL) and not _has(temporary, "DIAGNOSTIC_EVENT"):
             _add_diagnostics(nsys, report, temporary)
+
+
+def export_problem(nsys: Nsys, report: Path) -> str | None:
+    """Why ``nsys export`` makes no readable SQLite file of ``report``; None if it does."""
+    with tempfile.TemporaryDirectory(prefix="repro-export-") as folder:
+        try:
+            _export_tables(nsys, report, Path(folder) / "report.sqlite")
+        except KitError as error:
+            return error.message.removesuffix(".")
+    return None
 
 
 @contextmanager
@@ -156,6 +165,18 @@ def sqlite_of(profile: Path) -> Iterator[Path]:
         yield database
 
 
+def _export_tables(nsys: Nsys, report: Path, database: Path) -> None:
+    """Export, and look at what came of it: an export without a table is none, whatever the status of nsys was."""
+    _run_export(nsys, report, "sqlite", database)
+    try:
+        with closing(connect(database)) as db:
+            tables = db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
+    except sqlite3.Error as error:
+        raise InputError(f"nsys export of {report.name} left no readable database: {error}.") from None
+    if not tables:
+        raise InputError(f"nsys export of {report.name} left a database without tables.")
+
+
 def _run_export(nsys: Nsys, report: Path, kind: str, output: Path) -> None:
     # The importer keeps scratch files in TMPDIR; beside the output is where there is room.
     environment = {**os.environ, "TMPDIR": str(output.parent)}
@@ -165,21 +186,10 @@ def _run_export(nsys: Nsys, report: Path, kind: str, output: Path) -> None:
             command, capture_output=True, text=True, errors="replace", timeout=EXPORT_LIMIT_S, env=environment
         )
     except subprocess.TimeoutExpired:
-        raise WaitTimeoutError(f"Waited {EXPORT_LIMIT_S:.0f} s for nsys export of {report}.") from None
+        raise WaitTimeoutError(f"Waited {EXPORT_LIMIT_S:.0f} s for nsys export of {report.name}.") from None
     if done.returncode:
         said = one_line((done.stderr or done.stdout).strip()[-300:])
-        raise InputError(f"nsys export of {report} ended with status {done.returncode}: {said}.")
-
-
-def _check_export(report: Path, database: Path) -> None:
-    """An export without a table is none, whatever the status of nsys was."""
-    try:
-        with closing(connect(database)) as db:
-            tables = db.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
-    except sqlite3.Error as error:
-        raise InputError(f"nsys export of {report} left no readable database: {error}.") from None
-    if not tables:
-        raise InputError(f"nsys export of {report} left a database without tables.")
+        raise InputError(f"nsys export of {report.name} ended with status {done.returncode}: {said}.")
 
 
 def _has(database: Path, table: str) -> bool:

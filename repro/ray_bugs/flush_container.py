@@ -19,10 +19,11 @@ from docker.errors import DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
 import docker
+from repro.capture.nsys import EXPORT_LIMIT_S
 from repro.errors import MachineError, WaitTimeoutError
 from repro.ray_bugs import flush_driver
 from repro.ray_bugs.flush_driver import Config, FileState
-from repro.ray_bugs.nsys import EXPORT_LIMIT_S, STAND_IN
+from repro.ray_bugs.nsys import STAND_IN
 from repro.text import one_line
 
 IMAGE: Final = "gpu-idle-repro"

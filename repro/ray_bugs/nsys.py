@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sqlite3
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,18 +16,16 @@ from repro.text import one_line
 Choice = Literal["auto", "real", "stand-in"]
 
 VERSION_LIMIT_S: Final = 60.0
-EXPORT_LIMIT_S: Final = 600.0
 STAND_IN: Final = Path(nsys_stand_in.__file__)
 
 
 @dataclass(frozen=True)
 class Nsys:
-    """``command`` runs it; ``folder`` holds it as ``nsys``, None for the stand-in, which is installed where needed."""
+    """``command`` runs it. Ray wants an ``nsys`` on PATH, so the stand-in is installed where it is to find one."""
 
     kind: Literal["real", "stand-in"]
     version: str
     command: tuple[str, ...]
-    folder: Path | None
 
 
 def choose(asked: Choice) -> Nsys:
@@ -40,7 +35,7 @@ def choose(asked: Choice) -> Nsys:
     """
     found = shutil.which("nsys")
     if asked == "stand-in" or (asked == "auto" and not found):
-        return Nsys("stand-in", nsys_stand_in.VERSION, (sys.executable, "-I", "-S", str(STAND_IN)), None)
+        return Nsys("stand-in", nsys_stand_in.VERSION, (sys.executable, "-I", "-S", str(STAND_IN)))
     if not found:
         raise MachineError(
             "There is no nsys on PATH.",
@@ -54,32 +49,4 @@ def choose(asked: Choice) -> Nsys:
         raise MachineError(f"{found} does not run: {error.strerror}.") from None
     if done.returncode:
         raise MachineError(f"{found} --version failed: {one_line((done.stderr or done.stdout).strip())}.")
-    return Nsys("real", one_line(done.stdout.strip()), (found,), Path(found).parent)
-
-
-def export_problem(nsys: Nsys, report: Path) -> str | None:
-    """Why ``nsys export`` does not turn a report into a readable SQLite file; None if it does."""
-    with tempfile.TemporaryDirectory(prefix="fr-export-") as folder:
-        database = Path(folder) / "report.sqlite"
-        try:
-            done = subprocess.run(
-                [*nsys.command, "export", "--type=sqlite", f"--output={database}", str(report)],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=EXPORT_LIMIT_S,
-                env={**os.environ, "TMPDIR": folder},
-            )
-        except subprocess.TimeoutExpired:
-            return f"nsys export took more than {EXPORT_LIMIT_S:.0f} s"
-        if done.returncode:
-            return f"nsys export ended with {done.returncode}: {one_line((done.stderr or done.stdout).strip()[-300:])}"
-        try:
-            connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-            try:
-                tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
-            finally:
-                connection.close()
-        except sqlite3.Error as error:
-            return f"nsys export made no readable database: {error}"
-        return None if tables else "nsys export made a database without tables"
+    return Nsys("real", one_line(done.stdout.strip()), (found,))

@@ -12,7 +12,16 @@ import pytest
 
 from repro.analysis import analyze
 from repro.capture import nsys
-from repro.capture.nsys import Exported, choose_report, export, inspect, nsight_options, report_version, sqlite_of
+from repro.capture.nsys import (
+    Exported,
+    choose_report,
+    export,
+    export_problem,
+    inspect,
+    nsight_options,
+    report_version,
+    sqlite_of,
+)
 from repro.errors import InputError, KitError, MachineError, NoGpuActivityError, WaitTimeoutError
 from repro.nsysdb import schema
 from repro.nsysdb.model import Capture, Kernel, NvtxRange
@@ -37,9 +46,7 @@ options = dict(word.lstrip("-").split("=", 1) for word in sys.argv if word.start
 kind, output = options["type"], pathlib.Path(options["output"])
 """
     script.write_text(header + program)
-    return Nsys(
-        "real", f"NVIDIA Nsight Systems version {version}.54-234433681190v0", (sys.executable, str(script)), None
-    )
+    return Nsys("real", f"NVIDIA Nsight Systems version {version}.54-234433681190v0", (sys.executable, str(script)))
 
 
 def report(folder: Path, version: bytes = b"2023@4@4@54", name: str = "split.7.nsys-rep") -> Path:
@@ -119,9 +126,16 @@ def test_an_export_with_kernels_is_kept_byte_for_byte(tmp_path: Path) -> None:
 )
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path, program: str, message: str) -> None:
     out = tmp_path / "out" / "split.sqlite"
+    nsys = stand_in(tmp_path, program)
     with pytest.raises(InputError, match=message):
-        export(stand_in(tmp_path, program), report(tmp_path), out)
+        export(nsys, report(tmp_path), out)
     assert not list(out.parent.iterdir())
+    assert message in (export_problem(nsys, report(tmp_path)) or "")
+
+
+def test_an_export_without_a_problem(tmp_path: Path) -> None:
+    source = without_diagnostics(tmp_path / "source")
+    assert export_problem(stand_in(tmp_path, copying(source)), report(tmp_path)) is None
 
 
 def test_an_export_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
