@@ -30,8 +30,8 @@ from repro.procs import leftovers
 
 COMMAND_LIMIT_S = 10.0
 CUDA_LIMIT_S = 20.0
-COPIES_LIMIT_S = 60.0
 """Creating the driver's state on a machine with many GPUs takes seconds; with a broken driver it can take for ever."""
+COPIES_LIMIT_S = 60.0
 
 # A child of its own, because a broken driver can hang or crash the process that initialises it.
 _CUDA_PROBE = """
