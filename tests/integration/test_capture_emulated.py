@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from own_processes import marked
 
 from repro.capture import capture_run
 from repro.procs import OWNER_VARIABLE, leftovers
@@ -20,7 +20,6 @@ from repro.progress import Progress
 from repro.results import CaptureRecord, RunDir
 from repro.spec import RunSpec
 
-ROOT = Path(__file__).parents[2]
 HANG_S = 200.0
 KNOBS = {"device": "emulated", "blocks": 3, "prep_ms": 5.0, "payload": 4, "stock_ray": True}
 
@@ -66,11 +65,10 @@ capture_run(RunSpec.model_validate_json(sys.argv[2]), RunDir(Path(sys.argv[1])),
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> Iterator[tuple[RunDir, str]]:
-    """A run that got SIGTERM once its first profile was there, and the mark in its processes' environment."""
-    run, mark = RunDir(tmp_path / "run"), f"{os.getpid()}:{tmp_path.name}"
+def interrupted(tmp_path: Path, environment: dict[str, str]) -> Iterator[RunDir]:
+    """A run that got SIGTERM once its first profile was there."""
+    run = RunDir(tmp_path / "run")
     arguments = [str(run.root), spec("inline", "split").model_dump_json()]
-    environment = {**os.environ, OWNER_VARIABLE: mark, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", CAPTURE, *arguments], env=environment, cwd=tmp_path)
     try:
         deadline = time.monotonic() + HANG_S
@@ -80,34 +78,21 @@ def interrupted(tmp_path: Path) -> Iterator[tuple[RunDir, str]]:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) != 0
-        yield run, mark
+        yield run
     finally:
         process.kill()
         process.wait()
-        for left in marked(mark):
-            left.kill()
 
 
 def captures(run: RunDir) -> list[CaptureRecord]:
     return run.read().captures if run.run_json.exists() else []
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark in process.environ().get(OWNER_VARIABLE, "") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def test_sigterm_leaves_no_process_and_the_next_run_captures_only_what_is_missing(
-    interrupted: tuple[RunDir, str],
+    interrupted: RunDir, environment: dict[str, str]
 ) -> None:
-    run, mark = interrupted
-    assert marked(mark) == []
+    run = interrupted
+    assert marked(environment[OWNER_VARIABLE]) == []
     (first,) = captures(run)
     record = capture_run(spec("inline", "split"), run, fresh=False, progress=Progress(quiet=True))
     assert record.captures[0] == first

@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from own_processes import marked
 
-from repro.procs import OWNER_VARIABLE
 from repro.progress import Progress
 from repro.ray_bugs import flush_race
 from repro.ray_bugs.flush_model import SCHEMA, Arm, RepeatRecord, Result
@@ -23,15 +22,7 @@ pytestmark = pytest.mark.timeout(600)
 def nothing_left_over() -> Iterator[None]:
     """No process that this test started is alive after it."""
     yield
-    left = []
-    for process in psutil.process_iter():
-        try:
-            marks = process.environ().get(OWNER_VARIABLE, "").split()
-            if any(mark.startswith(f"{os.getpid()}:") for mark in marks) and process.status() != "zombie":
-                left.append(process.cmdline())
-        except psutil.Error:
-            continue
-    assert not left
+    assert not [process.cmdline() for process in marked(f"{os.getpid()}:")]
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
 import pytest
+from own_processes import marked
 
-from repro.procs import OWNER_VARIABLE
 from repro.progress import Progress
 from repro.ray_bugs import nsight_command
 from repro.ray_bugs.nsight_command import SCHEMA, Result
@@ -36,9 +35,4 @@ def test_stock_loses_the_command_and_the_fix_keeps_it(tmp_path: Path, monkeypatc
     assert (result.cases[0].command or "").endswith(" python")
     assert read_json(out / "nsight_command.json", Result, SCHEMA) == result
     assert "STAND-IN" in (out / "nsight_command.md").read_text()
-    for process in psutil.process_iter():
-        try:
-            marks = process.environ().get(OWNER_VARIABLE, "")
-        except psutil.Error:
-            continue
-        assert not marks.startswith(f"{os.getpid()}:"), process.cmdline()
+    assert not [process.cmdline() for process in marked(f"{os.getpid()}:")]

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
+from own_processes import marked
 
 from repro.capture.nsys import report_version
+from repro.capture.run import WARMUP_BLOCKS
 from repro.procs import OWNER_VARIABLE
 from repro.results import RunDir
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 280.0
-BLOCKS, WARMUP = 4, 8
+BLOCKS = 4
 
 pytestmark = pytest.mark.needs("nsys")
-
-
-@pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
-    """Marks every process of the test, so that left-overs are found and none of anybody else's."""
-    mark = f"{os.getpid()}:nsys-capture"
-    yield {**os.environ, OWNER_VARIABLE: mark, "PYTHONPATH": str(ROOT)}
-    for process in marked(mark):
-        process.kill()
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark in process.environ().get(OWNER_VARIABLE, "") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def kit(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -77,8 +55,8 @@ def test_ranges_arrive_and_the_analysis_says_why_there_is_no_idle_time(
         assert capture.file
         assert capture.nsys_rep
         found = ranges(run.root / capture.file)
-        window = {f"batch {number}" for number in range(WARMUP + BLOCKS)} & set(found)
-        assert len(window) == BLOCKS, "warm-up batches are outside the window"
+        batches = {f"batch {number}" for number in range(WARMUP_BLOCKS["single-operator"] + BLOCKS)}
+        assert len(batches & set(found)) == BLOCKS, "warm-up batches are outside the window"
         stages = ["H2D", "compute", "D2H"] + (["prep"] if capture.profile == "inline" else [])
         assert {name: found.count(name) for name in stages} == dict.fromkeys(stages, BLOCKS)
         assert report_version(run.root / capture.nsys_rep)

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-import pytest
+from own_processes import marked
 
 from repro.procs import OWNER_VARIABLE
 from repro.results import RunDir
 
-ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--device=emulated", "--profiles=inline,split", "--blocks=4", "--prep-ms=5"]
 LIMIT_S = 240.0
-
-
-@pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
-    """Marks every process of the test, so that left-overs are found and none of anybody else's."""
-    mark = f"{os.getpid()}:reproduce-command"
-    yield {**os.environ, OWNER_VARIABLE: mark, "PYTHONPATH": str(ROOT)}
-    for process in _marked(mark):
-        process.kill()
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark in process.environ().get(OWNER_VARIABLE, "") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def _command(out: Path) -> list[str]:
@@ -53,7 +29,7 @@ def test_interrupted_and_continued(tmp_path: Path, environment: dict[str, str]) 
             _command(run_dir.root), cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            _wait_for(run_dir.profile_path("inline"), process, tmp_path / "first.log")
+            _wait_for_a_capture(run_dir, process, tmp_path / "first.log")
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=LIMIT_S) == 130, (tmp_path / "first.log").read_text()
         finally:
@@ -63,7 +39,7 @@ def test_interrupted_and_continued(tmp_path: Path, environment: dict[str, str]) 
     said = (tmp_path / "first.log").read_text()
     assert "Traceback" not in said
     assert "Finished profiles are kept in" in said
-    assert not _marked(environment[OWNER_VARIABLE]), "a process outlived the command"
+    assert not marked(environment[OWNER_VARIABLE]), "a process outlived the command"
     kept = run_dir.profile_path("inline").read_bytes()
     assert [capture.profile for capture in run_dir.read().captures] == ["inline"]
 
@@ -76,7 +52,7 @@ def test_interrupted_and_continued(tmp_path: Path, environment: dict[str, str]) 
     assert [capture.profile for capture in run_dir.read().captures] == ["inline", "split"]
     assert done.stdout.endswith(f"Report: {run_dir.report}\n")
     assert "EMULATED" in run_dir.report.read_text()
-    assert not _marked(environment[OWNER_VARIABLE])
+    assert not marked(environment[OWNER_VARIABLE])
 
     analysis = subprocess.run(
         [sys.executable, "-m", "repro", "analyze", str(run_dir.profile_path("split")), "--format=json"],
@@ -92,9 +68,9 @@ def test_interrupted_and_continued(tmp_path: Path, environment: dict[str, str]) 
     assert found["copy_ns"] + found["wait_ns"] == found["idle_ns"]
 
 
-def _wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_a_capture(run_dir: RunDir, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
+    while not (run_dir.run_json.exists() and run_dir.read().captures):
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, f"no {path.name} after {LIMIT_S:.0f} s: {log.read_text()}"
-        time.sleep(0.02)
+        assert time.monotonic() < deadline, f"no capture after {LIMIT_S:.0f} s: {log.read_text()}"
+        time.sleep(0.05)
