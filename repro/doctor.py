@@ -337,8 +337,9 @@ def _copies(facts: Facts) -> Iterator[Check]:
         return
     rates = CopyRates.model_validate_json(facts.copies.stdout.splitlines()[-1])
     found = (
-        f"H2D {rates.h2d_pageable:.1f} GB/s pageable, {rates.h2d_pinned:.1f} pinned; "
-        f"D2H {rates.d2h_pageable:.1f} pageable, {rates.d2h_pinned:.1f} pinned; {_link_text(facts.link)}"
+        f"H2D {rates.pageable_h2d_gb_per_s:.1f} GB/s pageable, {rates.pinned_h2d_gb_per_s:.1f} pinned; "
+        f"D2H {rates.pageable_d2h_gb_per_s:.1f} pageable, {rates.pinned_d2h_gb_per_s:.1f} pinned; "
+        f"{_link_text(facts.link)}"
     )
     yield Check(name="copies", verdict="ok", found=found)
 

@@ -34,12 +34,12 @@ class GpuRequest(_Frozen):
 
 
 class CopyRates(_Frozen):
-    """Copies of ``COPY_BYTES`` in GB/s (1e9 bytes), median of five, timed on the host from call to done."""
+    """Rates of copies of ``COPY_BYTES``, median of five, timed on the host from call to done; GB are 1e9 bytes."""
 
-    h2d_pageable: float
-    h2d_pinned: float
-    d2h_pageable: float
-    d2h_pinned: float
+    pageable_h2d_gb_per_s: float
+    pinned_h2d_gb_per_s: float
+    pageable_d2h_gb_per_s: float
+    pinned_d2h_gb_per_s: float
 
 
 class GpuFacts(_Frozen):
@@ -83,10 +83,10 @@ def measure_copies(device: CudaDevice) -> CopyRates:
     pinned.array[:] = pageable
     array = device.copy_h2d(pinned, stream)
     rates = CopyRates(
-        h2d_pageable=_gb_per_s(stream, lambda: device.copy_h2d(pageable, stream)),
-        h2d_pinned=_gb_per_s(stream, lambda: device.copy_h2d(pinned, stream)),
-        d2h_pageable=_gb_per_s(stream, lambda: device.copy_d2h(array, stream, out=pageable)),
-        d2h_pinned=_gb_per_s(stream, lambda: device.copy_d2h(array, stream, out=pinned)),
+        pageable_h2d_gb_per_s=_gb_per_s(stream, lambda: device.copy_h2d(pageable, stream)),
+        pinned_h2d_gb_per_s=_gb_per_s(stream, lambda: device.copy_h2d(pinned, stream)),
+        pageable_d2h_gb_per_s=_gb_per_s(stream, lambda: device.copy_d2h(array, stream, out=pageable)),
+        pinned_d2h_gb_per_s=_gb_per_s(stream, lambda: device.copy_d2h(array, stream, out=pinned)),
     )
     stream.synchronize()
     pinned.free()

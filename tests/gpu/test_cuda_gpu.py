@@ -84,8 +84,8 @@ def test_a_waiting_thread_sleeps(device: CudaDevice) -> None:
 def test_calibration_is_within_its_steps_of_the_wanted_time() -> None:
     facts = calibrate(GpuRequest(rows=ROWS, cols=COLS, matmul_ms=39 / 9))
     assert 0.5 < facts.matmul_ms / (39 / 9) < 2.0, facts
-    assert facts.copies.h2d_pinned > facts.copies.h2d_pageable > 0.5
-    assert facts.copies.d2h_pinned > 0.5
+    assert facts.copies.pinned_h2d_gb_per_s > facts.copies.pageable_h2d_gb_per_s > 0.5
+    assert facts.copies.pinned_d2h_gb_per_s > 0.5
 
 
 @pytest.mark.parametrize("mode", ["inline", "split", "pinned", "overlap"])

@@ -29,7 +29,7 @@ H200 = GpuFacts(
     cuda="13.0",
     inner=8192,
     matmul_ms=5.0,
-    copies=CopyRates(h2d_pageable=9, h2d_pinned=55, d2h_pageable=8, d2h_pinned=54),
+    copies=CopyRates(pageable_h2d_gb_per_s=9, pinned_h2d_gb_per_s=55, pageable_d2h_gb_per_s=8, pinned_d2h_gb_per_s=54),
 )
 
 

@@ -18,6 +18,7 @@ from repro import probes
 from repro.device.cuda import kernel_driver
 from repro.doctor import Check, Command, DoctorReport, doctor, examine, tables
 from repro.probes import Cuda, Disk, Facts, Link, Ran, RayFacts
+from repro.workload.calibrate import CopyRates
 
 GIB = 2**30
 NAMES = ("nsight-command", "pinned-staging")
@@ -385,7 +386,9 @@ def test_the_real_machine_gives_a_report() -> None:
     assert all(one.remedy for one in report.checks if one.verdict == "broken")
 
 
-RATES = '{"h2d_pageable": 8.5, "h2d_pinned": 55.04, "d2h_pageable": 7.0, "d2h_pinned": 54.0}'
+RATES = CopyRates(
+    pageable_h2d_gb_per_s=8.5, pinned_h2d_gb_per_s=55.04, pageable_d2h_gb_per_s=7.0, pinned_d2h_gb_per_s=54.0
+).model_dump_json()
 
 
 @pytest.mark.parametrize(
