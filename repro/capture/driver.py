@@ -31,7 +31,7 @@ from repro.capture.messages import (
     Started,
     parse_request,
 )
-from repro.errors import KitError, NotReproducedError
+from repro.errors import KitError
 from repro.probes import Cuda, cuda_devices
 from repro.workload import graph
 from repro.workload.plan import WorkloadPlan
@@ -55,18 +55,9 @@ class Driver:
                 self._send(Measured(store_ms_per_mib=graph.measure_store(), gpu=gpu))
             else:
                 self._send(self._run(request))
-        except KitError as error:
-            self._send(
-                Failed(
-                    message=error.message.removesuffix("."),
-                    detail=traceback.format_exc(),
-                    remedy=error.remedy,
-                    exit_status=error.exit_status,
-                )
-            )
         except Exception as error:
-            summary = str(error).strip().splitlines() or [""]
-            self._send(Failed(message=f"{type(error).__name__}: {summary[0]}", detail=traceback.format_exc()))
+            traceback.print_exc()  # into the driver's log, which a failed run keeps
+            self._send(_failed(error))
 
     def _send(self, answer: Answer) -> None:
         self._answers.write(answer.model_dump_json() + "\n")
@@ -115,12 +106,7 @@ class Driver:
             if received or plan.profiler != "nsys":
                 raise
             raise placement.no_worker_error(error) from error
-        wrong = None
-        expected = got = 0
-        try:
-            expected, got = graph.verify(plan, results.sums)
-        except NotReproducedError as error:
-            wrong = error.message
+        verified = graph.verify(plan, results.sums)
         timing = graph.timing(plan, results.calls)
         files: list[Path] = []
         if plan.profiler != "emulated" or self._joined:
@@ -130,9 +116,9 @@ class Driver:
         return Ran(
             opening_ms=_opening_ms(plan, results.calls),
             files=[str(file) for file in files],
-            expected=f"{expected:#018x}",
-            got=f"{got:#018x}",
-            wrong=wrong,
+            expected=f"{verified.expected:#018x}",
+            got=f"{verified.got:#018x}",
+            wrong=verified.wrong,
             opened_ns=timing.opened_ns,
             closed_ns=timing.closed_ns,
             wall_s=timing.wall_s,
@@ -143,6 +129,13 @@ class Driver:
             prep_ms=timing.prep_ms,
             producer_bound=timing.producer_bound,
         )
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, KitError):
+        return Failed(message=error.message.removesuffix("."), remedy=error.remedy, exit_status=error.exit_status)
+    summary = str(error).strip().splitlines() or [""]
+    return Failed(message=f"{type(error).__name__}: {summary[0]}")
 
 
 def _gpus() -> int | None:

@@ -74,8 +74,8 @@ class Batches(_Message):
 
 
 class Ran(_Message):
-    """A run is over. Results are checked in the driver; ``wrong`` holds what was wrong with them.
-    ``opened_ns`` and ``closed_ns`` are the window on the machine's monotonic clock."""
+    """A run is over. Results are checked in the driver: ``expected`` and ``got`` are sums over all batches, ``wrong``
+    says what was wrong with them. ``opened_ns`` and ``closed_ns`` are the window on the machine's monotonic clock."""
 
     kind: Literal["ran"] = "ran"
     expected: str
@@ -96,11 +96,10 @@ class Ran(_Message):
 
 
 class Failed(_Message):
-    """The request failed: ``message`` is one line, ``detail`` the traceback; the rest is that of a ``KitError``."""
+    """The request failed: ``message`` is one line, the rest is that of a ``KitError``. The traceback is in the log."""
 
     kind: Literal["failed"] = "failed"
     message: str
-    detail: str
     remedy: str = ""
     exit_status: int = 1
 

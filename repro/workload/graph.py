@@ -17,7 +17,7 @@ import numpy as np
 
 from repro.device import cuda, emulated
 from repro.device.emulated import checksum
-from repro.errors import NotReproducedError, WaitTimeoutError
+from repro.errors import WaitTimeoutError
 from repro.workload import pace, staging
 from repro.workload.gpu_stage import STAGES, Batch, labelled
 from repro.workload.plan import (
@@ -75,11 +75,17 @@ def run(plan: WorkloadPlan, on_batch: Callable[[int], None], stage_options: Mapp
     return results
 
 
-def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> tuple[int, int]:
-    """Check that every batch came out once and right; returns the sums (expected, got) over all batches.
+@dataclass(frozen=True)
+class Verified:
+    """Sums modulo 2**64 over all batches, and the first ones that are missing, doubled or wrong, None if none is."""
 
-    ``NotReproducedError`` names the first batches that are missing, doubled or wrong.
-    """
+    expected: int
+    got: int
+    wrong: str | None
+
+
+def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> Verified:
+    """Check that every batch came out once and right. ``sums``: batch number -> checksum of every time it came out."""
     total = plan.warmup_blocks + plan.blocks
     wanted = {number: checksum(_expected_output(plan, number)) for number in range(total)}
     faults = [
@@ -95,10 +101,12 @@ def verify(plan: WorkloadPlan, sums: dict[int, list[int]]) -> tuple[int, int]:
         if got != wanted[number]
     ]
     faults += [f"batch {number} was never put in" for number in sums if number not in wanted]
-    if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise NotReproducedError(f"wrong results: {'; '.join(faults[:3])}{more}.")
-    return sum(wanted.values()) % 2**64, sum(value for values in sums.values() for value in values) % 2**64
+    more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+    return Verified(
+        expected=sum(wanted.values()) % 2**64,
+        got=sum(value for values in sums.values() for value in values) % 2**64,
+        wrong=f"wrong results: {'; '.join(faults[:3])}{more}." if faults else None,
+    )
 
 
 def _expected_output(plan: WorkloadPlan, number: int) -> np.ndarray:

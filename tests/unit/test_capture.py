@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -13,9 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from repro.capture import machine
+from repro.capture import driver, machine
 from repro.capture import run as capturing
-from repro.capture.messages import Measured, Ran, Started
+from repro.capture.messages import Measure, Measured, Ran, Started
 from repro.capture.payload import Costs, choose_payload, stage_ms
 from repro.capture.run import capture_run, workload_plan
 from repro.capture.session import DriverFailedError, Session
@@ -119,10 +120,22 @@ class TestSession:
         assert not session.folder.exists()
 
     def test_a_failed_request_is_named_and_says_where_the_logs_are(self, tmp_path: Path) -> None:
-        with session_with("input(); say(kind='failed', message='boom', detail=''); input()", tmp_path) as session:
+        with session_with("input(); say(kind='failed', message='boom'); input()", tmp_path) as session:
             with pytest.raises(DriverFailedError, match=r"object store measurement.*boom") as caught:
                 session.measure()
         assert "logs folder" in caught.value.remedy
+
+    def test_a_driver_answers_with_its_failure_and_logs_the_traceback(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail() -> float:
+            raise RuntimeError("the store is gone\nand more")
+
+        monkeypatch.setattr("repro.workload.graph.measure_store", fail)
+        answers = io.StringIO()
+        driver.Driver(answers).handle(Measure())
+        assert json.loads(answers.getvalue())["message"] == "RuntimeError: the store is gone"
+        assert "Traceback" in capsys.readouterr().err
 
     def test_silence_ends_in_a_timeout_that_says_what_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
