@@ -15,12 +15,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from docker.errors import DockerException, ImageNotFound, NotFound
+from docker.errors import NotFound
 from requests.exceptions import RequestException
 
-import docker
 from repro.capture.nsys import EXPORT_LIMIT_S
 from repro.errors import MachineError, WaitTimeoutError
+from repro.host.engine import connect, said_clearly
 from repro.ray_bugs import flush_driver
 from repro.ray_bugs.flush_driver import Config, FileState
 from repro.ray_bugs.nsys import STAND_IN
@@ -30,24 +30,20 @@ IMAGE: Final = "gpu-idle-repro"
 PLACE: Final = "/flush-race"
 FOLDER: Final = "/tmp/fr"
 STAND_IN_INSIDE: Final = f"{PLACE}/{STAND_IN.name}"
-_ENGINE_LIMIT_S: Final = 60
 _SHM: Final = "1g"
 
 
 class Containers:
-    """One image on one engine. ``MachineError`` if no engine answers or the image is not there."""
+    """One image on one engine. ``MachineError`` if no engine answers, the image is not there, or the engine fails."""
 
     def __init__(self, image: str = IMAGE) -> None:
+        self._client = connect()
         try:
-            self._client = docker.from_env(timeout=_ENGINE_LIMIT_S)
-            self._client.ping()
-        except (DockerException, RequestException) as error:
-            raise MachineError(f"no Docker engine answers: {one_line(str(error))}") from None
-        try:
-            self._image = self._client.images.get(image)
-        except ImageNotFound:
+            with said_clearly("looking for the image", image):
+                self._image = self._client.images.get(image)
+        except BaseException:
             self._client.close()
-            raise MachineError(f"the Docker engine has no image {image} (make image, or name one: --image)") from None
+            raise
 
     def close(self) -> None:
         self._client.close()
@@ -114,14 +110,16 @@ class Containers:
     def _container(
         self, command: list[str], files: Mapping[str, bytes], environment: Mapping[str, str]
     ) -> Iterator[Any]:
-        box = self._client.containers.create(
-            self._image, entrypoint=command[:1], command=command[1:], environment=dict(environment), shm_size=_SHM
-        )
-        try:
-            box.put_archive("/", _archive(files))
-            yield box
-        finally:
-            box.remove(force=True)
+        """A container with ``files`` in ``PLACE``; the engine's errors become ``MachineError``."""
+        with said_clearly(f"running {command[0]} in a container"):
+            box = self._client.containers.create(
+                self._image, entrypoint=command[:1], command=command[1:], environment=dict(environment), shm_size=_SHM
+            )
+            try:
+                box.put_archive("/", _archive(files))
+                yield box
+            finally:
+                box.remove(force=True)
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from docker.errors import APIError
 from golden_files import check_golden
 from rich.console import Console
 
@@ -251,7 +252,7 @@ def test_container_arm_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: p
     result, out = flush_race.run(["container"], 1, "stand-in", 1, tmp_path / "out", Progress(quiet=True))
     assert result.arms[0].skipped is not None
     assert "no Docker engine answers" in result.arms[0].skipped
-    assert "skipped, no Docker engine answers" in (out / "flush_race.md").read_text()
+    assert "skipped, connecting to the Docker engine: no Docker engine answers" in (out / "flush_race.md").read_text()
     assert result.exit_status == 1
 
 
@@ -292,6 +293,17 @@ def test_docker_times_keep_their_nanoseconds() -> None:
     assert _nanoseconds("1970-01-01T01:00:00.000000007+01:00") == 7
     with pytest.raises(KitError):
         _nanoseconds("yesterday")
+
+
+def test_an_engine_that_fails_in_between_is_the_arms_error(tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise APIError("500 Server Error: write /var/lib/docker/x: no space left on device")
+
+    containers = Containers.__new__(Containers)
+    containers._client, containers._image = SimpleNamespace(containers=SimpleNamespace(create=full)), None
+    (tmp_path / "a.nsys-rep").touch()
+    with pytest.raises(MachineError, match="running nsys in a container: the engine's disk is full"):
+        containers.export_problem(tmp_path / "a.nsys-rep")
 
 
 def test_fetches_a_file_with_its_state(tmp_path: Path) -> None:
