@@ -36,10 +36,10 @@ from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
 WARMUP_BLOCKS: dict[Regime, int] = {"single-operator": 24, "producer-bound": 16, "compute-bound": 32}
-"""Batches through the whole pipeline before the window opens: workers start, import and touch their memory there, and
-producers get ahead of the GPU stage where they can. With eight, two cores left split without a batch for 50 to 225 ms
-in a quarter of the captures (Ray Data looks for finished prep tasks every 100 ms); with 24, in none of 16. A paced
-source keeps its time after about 13 batches: Ray Data starts with two of its tasks at a time."""
+"""Batches through the whole pipeline before the window opens: workers import and touch their memory there, and producers
+get ahead of the GPU stage where they can. With eight, prep and stage competed for two cores all through the window, and
+one of six pairs of split and pinned came out the other way; with 24, none of 24. A paced source keeps its time after
+about 13 batches: Ray Data starts with two of its tasks at a time."""
 
 PRODUCER_BOUND_INTERVAL_MS = 104.0
 """Time between two batches of the final pair's source: final_split's published window is 32 x 39 ms / 0.376, so one
