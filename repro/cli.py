@@ -7,9 +7,11 @@ imported inside the functions, so that help and ``report`` start without Ray.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -17,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator
 
 from repro import __version__
-from repro.commandline import Commands, Shown, closest, run
+from repro.commandline import Command, Commands, Shown, closest, run
 from repro.errors import KitError, MachineError, UsageError
 from repro.procs import terminate_as_interrupt
 from repro.spec import PROFILES, PUBLISHED, RunSpec
@@ -34,6 +36,12 @@ IMAGE: Final = "gpu-idle-repro"
 RESULTS: Final = Path("results")
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
+_REFUSED: Final = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
+_IMPOSSIBLE: Final = (errno.ENAMETOOLONG, errno.ELOOP)
+"""What a system answers to a name that no file can have. Errors of its calls in neither list are bugs of the kit."""
 
 
 def _profile_names(text: str) -> tuple[str, ...]:
@@ -66,7 +74,6 @@ def _arms(text: str) -> tuple[str, ...]:
 _ProfileNames = Annotated[Any, BeforeValidator(_profile_names), Shown("NAME,NAME")]
 _Payload = Annotated[Any, BeforeValidator(_payload), Shown("auto|full|ROWS")]
 _Dir = Annotated[Path, Shown("DIR")]
-_Ray = Annotated[Path | None, Shown("DIR")]
 _Image = Annotated[str, Shown("NAME")]
 _Args = Annotated[str | None, Shown('"--FLAG=VALUE ..."')]
 _DEFAULTS: Final = {name: field.default for name, field in RunSpec.model_fields.items()}
@@ -275,57 +282,21 @@ def nsight_command(*, nsys: Literal["auto", "real", "stand-in"] = "auto", out: _
     return result.exit_status
 
 
-def patches_status(*, ray: _Ray = None) -> int:
-    """Say which patches of the series are on a Ray, and which files are why not.
+def _patches_command(name: Literal["status", "verify", "apply", "revert"], summary: str) -> Command:
+    def command(*, ray: Annotated[Path | None, Shown("DIR")] = None) -> int:
+        from repro import ray_patches
+        from repro.report.tables import patches_table
+
+        _show(patches_table(getattr(ray_patches, name)(ray)))
+        return 0
+
+    command.__doc__ = f"""{summary}
 
     Args:
-        ray: The Ray to look at: its package, the site-packages folder or the checkout that holds it. Without it, the
-            one that this Python would import.
+        ray: Its package, the site-packages folder or the checkout that holds it. Without it, the Ray that this Python
+            would import.
     """
-    from repro.ray_patches import status
-    from repro.report.tables import patches_table
-
-    _show(patches_table(status(ray)))
-    return 0
-
-
-def patches_verify(*, ray: _Ray = None) -> int:
-    """Check that every patch is applied and is what Python would run; status 3 and the reason if not.
-
-    Args:
-        ray: The Ray to check; without it, the one that this Python would import.
-    """
-    from repro.ray_patches import verify
-    from repro.report.tables import patches_table
-
-    _show(patches_table(verify(ray)))
-    return 0
-
-
-def patches_apply(*, ray: _Ray = None) -> int:
-    """Apply the series to an installed Ray; all of it or nothing.
-
-    Args:
-        ray: The Ray to patch; without it, the one that this Python would import.
-    """
-    from repro.ray_patches import apply
-    from repro.report.tables import patches_table
-
-    _show(patches_table(apply(ray)))
-    return 0
-
-
-def patches_revert(*, ray: _Ray = None) -> int:
-    """Take the series off an installed Ray, byte for byte.
-
-    Args:
-        ray: The Ray to restore; without it, the one that this Python would import.
-    """
-    from repro.ray_patches import revert
-    from repro.report.tables import patches_table
-
-    _show(patches_table(revert(ray)))
-    return 0
+    return command
 
 
 def host_build(
@@ -376,44 +347,27 @@ def host_check() -> int:
     return 0
 
 
-def host_reproduce(
-    *,
-    args: _Args = None,
-    image: _Image = IMAGE,
-    results: _Dir = RESULTS,
-    gpus: Literal["auto", "all", "none"] = "auto",
-    shm_size: Annotated[str, Shown("SIZE")] = "3g",
-) -> int:
-    """Run reproduce in a container; the results are on this machine.
+def _container_command(name: str, summary: str) -> Command:
+    def command(
+        *,
+        args: _Args = None,
+        image: _Image = IMAGE,
+        results: _Dir = RESULTS,
+        gpus: Literal["auto", "all", "none"] = "auto",
+        shm_size: Annotated[str, Shown("SIZE")] = "3g",
+    ) -> int:
+        return _in_container(name, args, image, results, gpus, shm_size)
+
+    command.__doc__ = f"""{summary}
 
     Args:
-        args: Flags for reproduce, as one text.
+        args: Flags for {name}, as one text.
         image: The image to run.
         results: Folder of the results.
         gpus: auto asks for the GPUs where this machine has some; a GPU that a container cannot get is an error.
         shm_size: Shared memory of the container; Ray's objects take 2 GiB.
     """
-    return _in_container("reproduce", args, image, results, gpus, shm_size)
-
-
-def host_flush_race(
-    *,
-    args: _Args = None,
-    image: _Image = IMAGE,
-    results: _Dir = RESULTS,
-    gpus: Literal["auto", "all", "none"] = "auto",
-    shm_size: Annotated[str, Shown("SIZE")] = "3g",
-) -> int:
-    """Run flush-race in a container; the result is on this machine.
-
-    Args:
-        args: Flags for flush-race, as one text.
-        image: The image to run.
-        results: Folder of the results.
-        gpus: auto asks for the GPUs where this machine has some; a GPU that a container cannot get is an error.
-        shm_size: Shared memory of the container.
-    """
-    return _in_container("flush-race", args, image, results, gpus, shm_size)
+    return command
 
 
 def host_report(*, args: _Args = None, image: _Image = IMAGE, results: _Dir = RESULTS) -> int:
@@ -425,26 +379,6 @@ def host_report(*, args: _Args = None, image: _Image = IMAGE, results: _Dir = RE
         results: Folder of the results.
     """
     return _in_container("report", args, image, results, "none", "64m")
-
-
-def host_doctor(
-    *,
-    args: _Args = None,
-    image: _Image = IMAGE,
-    results: _Dir = RESULTS,
-    gpus: Literal["auto", "all", "none"] = "auto",
-    shm_size: Annotated[str, Shown("SIZE")] = "3g",
-) -> int:
-    """Say what a container on this machine can run.
-
-    Args:
-        args: Flags for doctor, as one text.
-        image: The image to run.
-        results: Folder of the results.
-        gpus: auto asks for the GPUs where this machine has some; a GPU that a container cannot get is an error.
-        shm_size: Shared memory of the container.
-    """
-    return _in_container("doctor", args, image, results, gpus, shm_size)
 
 
 def _in_container(
@@ -470,22 +404,27 @@ COMMANDS: Final[Commands] = {
     "host": {
         "build": host_build,
         "check": host_check,
-        "reproduce": host_reproduce,
-        "flush-race": host_flush_race,
+        "reproduce": _container_command("reproduce", "Run reproduce in a container; the results are on this machine."),
+        "flush-race": _container_command("flush-race", "Run flush-race in a container; the result is on this machine."),
         "report": host_report,
-        "doctor": host_doctor,
+        "doctor": _container_command("doctor", "Say what a container on this machine can run."),
     },
     "patches": {
-        "status": patches_status,
-        "verify": patches_verify,
-        "apply": patches_apply,
-        "revert": patches_revert,
+        "status": _patches_command(
+            "status", "Say which patches of the series are on a Ray, and which files are why not."
+        ),
+        "verify": _patches_command(
+            "verify",
+            "Check that every patch is applied and is what Python would run; status 3 and the reason if not.",
+        ),
+        "apply": _patches_command("apply", "Apply the series to an installed Ray; all of it or nothing."),
+        "revert": _patches_command("revert", "Take the series off an installed Ray, byte for byte."),
     },
 }
 
 
 def _show(*renderables: Any) -> None:
-    from rich.console import Console
+    from repro.progress import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -494,31 +433,54 @@ def _show(*renderables: Any) -> None:
         console.print(renderable)
 
 
-def _complain(error: KitError) -> None:
-    print(f"error: {one_line(str(error))}", file=sys.stderr)  # noqa: T201 - the error line of every command
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m repro``; returns the exit status.
 
-    A ``KitError`` is one line on stderr and its own status. Any other exception is a bug and keeps its traceback.
+    A ``KitError``, and what the system refuses (a full disk, a folder that is not ours), is one line on stderr and a
+    status. Any other exception is a bug and keeps its traceback.
     SIGTERM (``docker stop``) ends a command as Ctrl-C does: its processes are ended, and what is finished is kept.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark, no traceback
     try:
+        status = _status(sys.argv[1:] if arguments is None else arguments)
+        if sys.stdout:
+            sys.stdout.flush()  # here, where a write that fails can still be told
+        return status
+    except BrokenPipeError:  # the reader went away (`| head`)
+        _discard_output()
+        return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (*_REFUSED, *_IMPOSSIBLE):
+            raise
+        kind = MachineError if error.errno in _REFUSED else UsageError
+        _complain(kind(f"{error.filename or 'Output'}: {error.strerror}."))
+        _discard_output()
+        return kind.exit_status
+
+
+def _status(arguments: list[str]) -> int:
+    try:
         with terminate_as_interrupt():
-            status = run(sys.argv[1:] if arguments is None else arguments, COMMANDS, about=ABOUT, closing=STATUSES)
-        sys.stdout.flush()
+            return run(arguments, COMMANDS, about=ABOUT, closing=STATUSES)
     except KitError as error:
         _complain(error)
         return error.exit_status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout went away (`| head`); the interpreter's own flush at exit would complain once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    return status
+
+
+def _complain(error: KitError) -> None:
+    with suppress(OSError):  # the status still tells a caller who closed stderr
+        print(f"error: {one_line(str(error))}", file=sys.stderr)  # noqa: T201 - the error line of every command
+
+
+def _discard_output() -> None:
+    """Send what stdout and stderr still hold nowhere, or the interpreter's own flush at exit would fail once more."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -196,7 +196,9 @@ def run(arguments: list[str], commands: Commands, *, about: str, closing: str) -
 
     Help goes to stdout with status 0. Raises ``UsageError``, and whatever the command raises.
     """
-    if not arguments or arguments[0] in (*_HELP, "help"):
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if not arguments or arguments[0] in _HELP:
         print(_help_all(commands, about, closing))  # noqa: T201 - help is this program's output
         return 0
     name, *rest = arguments

@@ -11,17 +11,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich import console as rich_console
 from rich import progress
-from rich.console import Console
 from rich.markup import escape
 
 from repro.text import one_line
 
 
+class Console(rich_console.Console):
+    """A terminal or a pipe; a pipe that nobody reads any more raises ``BrokenPipeError`` as every file does."""
+
+    def on_broken_pipe(self) -> None:  # rich itself would end the process with status 1
+        raise
+
+
 class Progress:
     """One per command. Text is data: markup and control characters in it are made harmless. Waits may nest."""
 
-    def __init__(self, console: Console | None = None, *, quiet: bool | None = None) -> None:
+    def __init__(self, console: rich_console.Console | None = None, *, quiet: bool | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._quiet = bool(os.environ.get("CI")) if quiet is None else quiet
         self._live = progress.Progress(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -145,6 +147,14 @@ def test_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  example  Do the example\n  group    one\n" in texts[0]
     assert _run("group") == 0
     assert "  one  Do the example\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", [[], ["example"], ["group"], ["group", "one"]], ids=" ".join)
+def test_help_is_a_command_too(path: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(*path, "--help") == 0
+    text = capsys.readouterr().out
+    assert _run("help", *path) == 0
+    assert capsys.readouterr().out == text
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
@@ -298,11 +308,48 @@ def test_help_imports_neither_ray_nor_matplotlib() -> None:
     assert _python("-c", program).stdout.splitlines()[-1] == "[]"
 
 
-def test_a_closed_pipe_is_no_traceback() -> None:
-    program = f"{sys.executable} -m repro reproduce --help | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    assert done.returncode in (0, 141)
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("--help | true", 141, ""),  # a pipe whose reader has ended before anything is written
+        ("--help >/dev/full", 3, "error: Output: No space left on device.\n"),
+        ("none 1>&- 2>/dev/full", 2, ""),
+    ],
+)
+def test_output_that_goes_nowhere(command: str, status: int, said: str) -> None:
+    words, pipe, reader = command.partition(" | ")
+    shell = f"(sleep 0.05; exec {sys.executable} -m repro {words}) {pipe}{reader}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["analyze"], ["report"], ["reproduce", "--device=emulated", "--out"]], ids=lambda words: words[0]
+)
+def test_a_name_that_no_file_can_have(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "a" * 300]) == 2
+    assert _one_error_line(capsys).endswith("File name too long.")
+
+
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(number: int) -> Callable[[], int]:
+        def command() -> int:
+            raise OSError(number, os.strerror(number), "results/run")
+
+        return command
+
+    for number, status in ((errno.ENOSPC, 3), (errno.EACCES, 3), (errno.EROFS, 3), (errno.ELOOP, 2)):
+        monkeypatch.setattr(cli, "COMMANDS", {"fail": fails(number)})
+        assert main(["fail"]) == status
+        assert _one_error_line(capsys) == f"error: results/run: {os.strerror(number)}."
+    monkeypatch.setattr(cli, "COMMANDS", {"fail": fails(errno.ENOENT)})
+    with pytest.raises(FileNotFoundError):  # may be a bug, and keeps its traceback
+        main(["fail"])
 
 
 def test_output_that_the_terminal_cannot_encode() -> None:

@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from repro.progress import Console as PipeConsole
 from repro.progress import Progress
 
 
@@ -58,3 +59,12 @@ def test_text_is_data() -> None:
     progress, out = _progress(terminal=False)
     progress.say("[bold]x[/] \x1b[31m\nnext " + "long " * 20)
     assert out.getvalue() == "[bold]x[/] �[31m next " + "long " * 20 + "\n"
+
+
+def test_a_pipe_that_nobody_reads_raises_as_a_file_does() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Progress(PipeConsole(file=Closed()), quiet=False).say("line")
