@@ -20,18 +20,18 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from repro import ray_patches
 from repro.device.nvtx_ranges import DOMAIN, WINDOW
 from repro.errors import InputError, KitError, MachineError, WaitTimeoutError
 from repro.nsysdb import schema
 from repro.nsysdb.reader import connect
-from repro.ray_bugs.nsys import Nsys, choose
 from repro.results import whole_file
 from repro.text import one_line
 
 REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep")
+VERSION_LIMIT_S: Final = 60.0
 EXPORT_LIMIT_S: Final = 600.0
 NO_KERNELS_REMEDY: Final = (
     "An nsys older than the driver records none (python -m repro doctor compares them). CUPTI serves one profiler at a "
@@ -63,13 +63,40 @@ def nsight_options(stem: str) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class Nsys:
+    """An nsys, or the stand-in of the bug experiments: what it says of its version, and the command that runs it."""
+
+    kind: Literal["real", "stand-in"]
+    version: str
+    command: tuple[str, ...]
+
+
+def find_nsys() -> Nsys:
+    """The nsys on PATH. ``MachineError`` if there is none or it does not run."""
+    found = shutil.which("nsys")
+    if not found:
+        raise MachineError(
+            "There is no nsys on PATH.", remedy="Install Nsight Systems (docker/install-nsight installs one)."
+        )
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise WaitTimeoutError(f"{found} --version did not answer within {VERSION_LIMIT_S:.0f} s.") from None
+    except OSError as error:
+        raise MachineError(f"{found} does not run: {error.strerror}.") from None
+    if done.returncode:
+        raise MachineError(f"{found} --version failed: {one_line((done.stderr or done.stdout).strip())}.")
+    return Nsys("real", one_line(done.stdout.strip()), (found,))
+
+
 def ready_nsys(*, stock_ray: bool = False) -> Nsys:
     """The nsys of this machine, checked so far as can be before a worker starts under it.
 
     ``MachineError`` if there is none, if it does not run, or if Ray would start another Python under it
     (ray#66093: its plugin forgets the command it was to run and takes whatever ``python`` is on PATH).
     """
-    nsys = choose("real")
+    nsys = find_nsys()
     if not find_spec("nvtx"):
         raise MachineError(
             "The nvtx package, which tells nsys where the window begins, is not installed.", remedy="make setup."
@@ -161,7 +188,7 @@ def sqlite_of(profile: Path) -> Iterator[Path]:
         raise InputError(f"{profile} {'is not a file' if profile.exists() else 'does not exist'}.")
     with tempfile.TemporaryDirectory(prefix="repro-export-") as folder:
         database = Path(folder) / f"{profile.stem}.sqlite"
-        export(choose("real"), profile, database)
+        export(find_nsys(), profile, database)
         yield database
 
 

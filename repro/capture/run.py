@@ -27,7 +27,6 @@ from repro.nsysdb.reader import read_profile
 from repro.nsysdb.writer import write_profile
 from repro.procs import terminate_as_interrupt
 from repro.progress import Progress
-from repro.ray_bugs.nsys import Nsys
 from repro.results import RUN_SCHEMA, CaptureRecord, ChecksumRecord, DeviceRecord, RunDir, RunRecord, sha256_of
 from repro.spec import PROFILES, ProfileSpec, Regime, RunSpec
 from repro.workload import staging
@@ -36,10 +35,10 @@ from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
 WARMUP_BLOCKS: dict[Regime, int] = {"single-operator": 24, "producer-bound": 16, "compute-bound": 32}
-"""Batches through the whole pipeline before the window opens: workers import and touch their memory there, and producers
-get ahead of the GPU stage where they can. With eight, prep and stage competed for two cores all through the window, and
-one of six pairs of split and pinned came out the other way; with 24, none of 24. A paced source keeps its time after
-about 13 batches: Ray Data starts with two of its tasks at a time."""
+"""Batches through the whole pipeline before the window opens: workers import and touch their memory there, and
+producers get ahead of the GPU stage where they can. With eight, prep and stage competed for two cores all through the
+window, and one of six pairs of split and pinned came out the other way; with 24, none of 24. A paced source keeps its
+time after about 13 batches: Ray Data starts with two of its tasks at a time."""
 
 PRODUCER_BOUND_INTERVAL_MS = 104.0
 """Time between two batches of the final pair's source: final_split's published window is 32 x 39 ms / 0.376, so one
@@ -94,7 +93,7 @@ class _Capturing:
         model: DeviceModel,
         session: Session,
         progress: Progress,
-        tool: Nsys | None,
+        tool: nsys.Nsys | None,
         *,
         joined: bool,
     ) -> None:

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from repro.capture.machine import nvidia_traces, provenance
-from repro.capture.nsys import export_problem
+from repro.capture.nsys import Nsys, export_problem
 from repro.errors import KitError, MachineError, UsageError
 from repro.procs import ProcessTree
 from repro.progress import Progress
@@ -48,7 +48,7 @@ from repro.ray_bugs.flush_model import (
     verdict,
     worst,
 )
-from repro.ray_bugs.nsys import STAND_IN, Choice, Nsys, choose
+from repro.ray_bugs.nsys import STAND_IN, Choice, choose
 from repro.ray_bugs.result import result_folder
 from repro.ray_patches import flush_window, overlay
 from repro.ray_patches.series import PATCHES_DIR

@@ -26,11 +26,12 @@ from rich.table import Table
 from rich.text import Text
 
 from repro.capture.machine import provenance
+from repro.capture.nsys import Nsys
 from repro.errors import KitError, MachineError
 from repro.progress import Progress
 from repro.ray_bugs import nsight_driver, nsys_stand_in
 from repro.ray_bugs.driving import Event, driver
-from repro.ray_bugs.nsys import Choice, Nsys, choose
+from repro.ray_bugs.nsys import Choice, choose
 from repro.ray_bugs.result import ExperimentResult, Model, Verdict, result_folder
 from repro.ray_patches import overlay
 from repro.report.render import render_template

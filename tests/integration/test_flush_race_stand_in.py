@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repro.capture.nsys import export_problem
+from repro.capture.nsys import Nsys, export_problem
 from repro.ray_bugs import nsys_stand_in
-from repro.ray_bugs.nsys import Nsys, choose
+from repro.ray_bugs.nsys import choose
 
 GUARD_S = 60.0
 

@@ -14,6 +14,7 @@ from repro.analysis import analyze
 from repro.capture import nsys
 from repro.capture.nsys import (
     Exported,
+    Nsys,
     choose_report,
     export,
     export_problem,
@@ -26,7 +27,6 @@ from repro.errors import InputError, KitError, MachineError, NoGpuActivityError,
 from repro.nsysdb import schema
 from repro.nsysdb.model import Capture, Kernel, NvtxRange
 from repro.nsysdb.writer import write_profile
-from repro.ray_bugs.nsys import Nsys
 
 HEADER = b"NVIDIA Tegra Profiler Report %s-234433681190v0.\n\x0b\x0cLocal (CLI)"
 
@@ -158,7 +158,7 @@ def test_an_empty_report(tmp_path: Path) -> None:
 
 def test_analysing_a_report_exports_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = stand_in(tmp_path, copying(database(tmp_path / "source", kernels=3)))
-    monkeypatch.setattr(nsys, "choose", lambda asked: tool)
+    monkeypatch.setattr(nsys, "find_nsys", lambda: tool)
     for name in ("a.nsys-rep", "b.qdrep"):
         with sqlite_of(report(tmp_path, name=name)) as exported:
             assert analyze(exported, with_nsys_ai=False).kernels == 3
@@ -214,7 +214,7 @@ def test_missing_nsys_and_the_command_bug_are_found_before_a_run(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="no nsys on PATH"):
         nsys.ready_nsys()
-    monkeypatch.setattr(nsys, "choose", lambda asked: stand_in(tmp_path, ""))
+    monkeypatch.setattr(nsys, "find_nsys", lambda: stand_in(tmp_path, ""))
     monkeypatch.setattr(nsys, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="The nvtx package"):
         nsys.ready_nsys()
