@@ -48,7 +48,7 @@ std::vector<Process> ProcProcesses::List() {
   while (const dirent *entry = readdir(proc)) {
     const pid_t pid = atoi(entry->d_name);
     ProcStat stat;
-    if (pid <= 0 || !ReadProcStat(pid, &stat) || stat.state == 'Z' || stat.state == 'X') continue;
+    if (pid <= 0 || !ReadProcStat(pid, &stat) || !IsAlive(stat)) continue;
     Process process;
     process.pid = pid;
     process.parent = stat.parent;

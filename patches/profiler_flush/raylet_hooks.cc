@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "procfs.h"
 #include "raylet_proc.h"
@@ -63,19 +65,30 @@ class RayletWindows {
 
  private:
   void Run() {
-    constexpr int64_t kArmedStepMs = 200;  // nobody tells this thread that a worker ended
+    constexpr auto kArmedLook = std::chrono::milliseconds(200);
     std::unique_lock<std::mutex> guard(mutex_);
     for (;;) {
       if (windows_.Empty()) {
         changed_.wait(guard);
+      } else if (const int64_t due_ms = windows_.NextStepMs(); due_ms >= 0) {
+        changed_.wait_for(guard, std::chrono::milliseconds(due_ms));
       } else {
-        const int64_t due_ms = windows_.NextStepMs();
-        changed_.wait_for(guard, std::chrono::milliseconds(due_ms < 0 ? kArmedStepMs : due_ms));
+        // All are armed, for as long as their workers run, and nobody tells this thread of a worker's end. A step would
+        // read all of /proc: look at those few processes.
+        changed_.wait_for(guard, kArmedLook);
+        if (windows_.NextStepMs() < 0 && AllAlive(windows_.Awaited())) continue;
       }
       for (const pid_t launcher : windows_.Step()) groups_.erase(launcher);
       lock_.Show(windows_);
       if (windows_.Empty()) changed_.notify_all();
     }
+  }
+
+  static bool AllAlive(const std::vector<pid_t> &pids) {
+    return std::all_of(pids.begin(), pids.end(), [](pid_t pid) {
+      ProcStat stat;
+      return ReadProcStat(pid, &stat) && IsAlive(stat);
+    });
   }
 
   std::mutex mutex_;  // guards everything below

@@ -42,6 +42,9 @@ inline bool ReadProcStat(pid_t pid, ProcStat *stat) {
                 &stat->start) == 7;
 }
 
+// A zombie is dead, though /proc still lists it.
+inline bool IsAlive(const ProcStat &stat) { return stat.state != 'Z' && stat.state != 'X'; }
+
 struct Launcher {
   pid_t pid;    // 0: there is none
   pid_t group;  // 0 where it does not lead its group

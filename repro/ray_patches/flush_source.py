@@ -36,58 +36,48 @@ NEW_FILES = (
 
 @dataclass(frozen=True)
 class Hook:
-    """In ``file``, ``anchor`` becomes ``text``, which holds the anchor again."""
+    """In ``file``, ``anchor`` becomes ``text``, which holds the anchor again.
+
+    All C++ hooks but the includes lie inside Ray's ``#if !defined(_WIN32)``: ``raylet_hooks.h`` declares nothing there.
+    """
 
     file: str
     anchor: str
     text: str
 
 
-def _include_after(anchor: str) -> str:
-    return f"""{anchor}
-#if defined(__linux__)
-#include "ray/raylet/profiler_flush/raylet_hooks.h"
-#endif"""
-
-
 HOOKS = (
     Hook(
         f"{RAYLET}/worker_pool.cc",
-        '#include "ray/raylet/worker_pool.h"',
-        _include_after('#include "ray/raylet/worker_pool.h"'),
+        '#include "ray/raylet/worker_pool.h"\n',
+        '#include "ray/raylet/worker_pool.h"\n#include "ray/raylet/profiler_flush/raylet_hooks.h"\n',
     ),
     Hook(
         f"{RAYLET}/worker_pool.cc",
         "    worker->SetSavedProcessGroupId(pgid);\n",
         """    worker->SetSavedProcessGroupId(pgid);
-#if defined(__linux__)
     ::profiler_flush::OnWorkerRegistered(pid);
-#endif
 """,
     ),
     Hook(
         f"{RAYLET}/node_manager.cc",
-        '#include "ray/raylet/node_manager.h"',
-        _include_after('#include "ray/raylet/node_manager.h"'),
+        '#include "ray/raylet/node_manager.h"\n',
+        '#include "ray/raylet/node_manager.h"\n#include "ray/raylet/profiler_flush/raylet_hooks.h"\n',
     ),
     Hook(
         f"{RAYLET}/node_manager.cc",
         "  auto err = KillProcessGroup(saved_pgid, sig);\n",
-        """#if defined(__linux__)
-  // A profiler that leads the group still has to write its report.
+        """  // A profiler that leads the group still has to write its report.
   if (::profiler_flush::SignalTargetsInstead(saved_pgid, sig)) {
     return;
   }
-#endif
   auto err = KillProcessGroup(saved_pgid, sig);
 """,
     ),
     Hook(
         f"{RAYLET}/node_manager.cc",
         "#endif\n  object_manager_.Stop();\n",
-        """#if defined(__linux__)
-  ::profiler_flush::WaitForAllWindows();
-#endif
+        """  ::profiler_flush::WaitForAllWindows();
 #endif
   object_manager_.Stop();
 """,

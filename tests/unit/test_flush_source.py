@@ -46,12 +46,15 @@ def test_the_new_files_include_nothing_that_is_left_behind(tmp_path: Path) -> No
                 assert (tmp_path / "src" / line.split('"')[1]).exists(), f"{path}: {line}"
 
 
-def test_the_diff_is_what_apply_writes(tmp_path: Path) -> None:
+def test_the_diff_is_what_apply_writes_and_git_takes_it_back(tmp_path: Path) -> None:
     by_git, by_us = checkout(tmp_path / "git"), checkout(tmp_path / "us")
     diff = flush_source.diff(by_git)
+    before = files(by_git)
     subprocess.run(["git", "apply", "-p1"], cwd=by_git, input=diff, check=True)
     flush_source.apply(by_us)
     assert files(by_git) == files(by_us)
+    subprocess.run(["git", "apply", "-p1", "-R"], cwd=by_git, input=diff, check=True)
+    assert files(by_git) == before
 
 
 @pytest.mark.parametrize("hook", flush_source.HOOKS, ids=lambda hook: f"{Path(hook.file).name}-{hook.anchor[:20]!r}")
