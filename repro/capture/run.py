@@ -35,8 +35,8 @@ from repro.workload.plan import DevicePlan, WorkloadPlan
 from repro.workload.prep import PrepPlan
 
 WARMUP_BLOCKS: dict[Regime, int] = {"single-operator": 24, "producer-bound": 16, "compute-bound": 32}
-"""Batches through the whole pipeline before the window opens: workers import and touch their memory there, and
 """Batches through the whole pipeline before the window opens: workers import and touch memory there, and producers
+get ahead of the GPU stage where they can. With eight, prep and stage competed for two cores all through the
 window, and one of six pairs of split and pinned came out the other way; with 24, none of 24. A paced source keeps its
 time after about 13 batches: Ray Data starts with two of its tasks at a time."""
 
