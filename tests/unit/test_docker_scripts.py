@@ -185,6 +185,7 @@ def ray_build(stand_ins: StandIns, tmp_path: Path) -> dict[str, str]:
     version, unset = checkout / "python/ray/_version.py", 'commit = "{{RAY_COMMIT_SHA}}"'
     head = f"[ -e {checkout}/ci ] && echo {COMMIT}"
     body = f"""case "$*" in
+        init*) mkdir -p {checkout}/.git;;
         *rev-parse*) {head};;
         *checkout*)
             {installer} >{checkout}/ci/env/install-bazel.sh
@@ -241,6 +242,17 @@ def test_what_the_source_stage_copies_is_enough_to_patch(tmp_path: Path) -> None
         text=True,
     )
     assert done.stdout.strip() == str(len(load_series())), done.stderr
+
+
+def test_ray_from_source_leaves_somebodys_own_checkout_alone(
+    stand_ins: StandIns, ray_build: dict[str, str], tmp_path: Path
+) -> None:
+    work = tmp_path / "checkout/work.py"
+    work.parent.mkdir()
+    work.touch()
+    done = stand_ins.run(str(ROOT / "docker/build-ray"), "2.58.0", str(ROOT), ray_build.pop("VENV"), **ray_build)
+    assert (done.returncode, stand_ins.calls) == (3, [])
+    assert "RAY_SOURCE=DIR" in done.stderr and work.exists()
 
 
 def test_ray_from_source_refuses_another_version(stand_ins: StandIns, ray_build: dict[str, str]) -> None:
