@@ -61,5 +61,10 @@ def union(start: np.ndarray, end: np.ndarray) -> Union:
     return Union(start[first], end[last])
 
 
+def total(values: np.ndarray) -> int:
+    """The exact sum of up to 2**31 int64 values; ``sum`` would wrap around where it leaves int64."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFF_FFFF).sum())
+
+
 def _sorted(values: np.ndarray) -> np.ndarray:
     return values if (values[1:] >= values[:-1]).all() else np.sort(values)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from repro.analysis.intervals import Union, union
+from repro.analysis.intervals import Union, total, union
 from repro.analysis.model import SCHEMA, Analysis, Direction, Gap, NsysAi
 from repro.analysis.nsys_ai import AGREEMENT_MS, gpu_idle_gaps
 from repro.errors import NoGpuActivityError
 from repro.nsysdb.model import DTOH, HTOD, PAGEABLE, PINNED
 from repro.nsysdb.pages import NULL
-from repro.nsysdb.reader import Profile, Rows, read_profile
+from repro.nsysdb.reader import Profile, Rows, check_file, read_profile
 from repro.results import sha256_of
+from repro.text import one_line
 
 _TOP_GAPS = 10
+_DEVICES_NAMED = 16
 _UNKNOWN_MEMORY = 7
 _UNIFIED_MEMORY_KINDS = (11, 12, 13)
 
@@ -30,11 +32,12 @@ def analyze(path: Path, device_id: int | None = None, *, with_nsys_ai: bool = Tr
     ``InputError`` if the file cannot be read or is foreign, ``NoGpuActivityError`` if the device has no kernels.
     """
     path = Path(path)
+    check_file(path)  # first: not every file that could be hashed ends
     with ThreadPoolExecutor(1, "sha256") as pool:
         digest = pool.submit(sha256_of, path)  # releases the GIL: runs beside the rest
         profile = read_profile(path)
         device = _choose_device(path, profile, device_id)
-        analysis = measure(profile, device, file=path.name)
+        analysis = measure(profile, device, file=one_line(path.name))
         analysis.sha256 = digest.result()
     if with_nsys_ai:
         analysis.nsys_ai = _compare(gpu_idle_gaps(path, device), analysis, profile)
@@ -46,7 +49,7 @@ def measure(profile: Profile, device_id: int, *, file: str = "", sha256: str = "
     kernels, graphs, memcpys = (
         rows.of_device(device_id) for rows in (profile.kernels, profile.graphs, profile.memcpys)
     )
-    busy = _busy(kernels, graphs)
+    busy = busy_union(kernels, graphs)
     first_ns, last_ns = int(busy.start[0]), int(busy.end[-1])
     span_ns = last_ns - first_ns
     idle = Union(busy.end[:-1], busy.start[1:])
@@ -65,8 +68,12 @@ def measure(profile: Profile, device_id: int, *, file: str = "", sha256: str = "
         notes.append(_graph_note(kernels, graphs))
     if not profile.has_memcpy_table:
         notes.append("The profile has no memcpy table: no copies were made or traced, so all idle time counts as wait.")
-    unified = int(np.isin(memcpys.columns.get("copyKind", ()), _UNIFIED_MEMORY_KINDS).sum())
-    if unified:
+    kinds = memcpys.columns.get("copyKind", np.empty(0, np.int64))
+    if undirected := int((kinds == NULL).sum()):
+        notes.append(
+            f"{undirected} copies do not say their direction: they count as copies, but neither as H2D nor as D2H."
+        )
+    if unified := int(np.isin(kinds, _UNIFIED_MEMORY_KINDS).sum()):
         notes.append(f"{unified} unified-memory migrations count as copies, but neither as H2D nor as D2H.")
     return Analysis(
         schema=SCHEMA,
@@ -99,7 +106,8 @@ def measure(profile: Profile, device_id: int, *, file: str = "", sha256: str = "
     )
 
 
-def _busy(kernels: Rows, graphs: Rows) -> Union:
+def busy_union(kernels: Rows, graphs: Rows) -> Union:
+    """When a device was busy: kernels, and graph launches traced as a whole, of that device."""
     if not len(graphs):
         return union(kernels.start, kernels.end)
     return union(np.concatenate([kernels.start, graphs.start]), np.concatenate([kernels.end, graphs.end]))
@@ -122,51 +130,36 @@ def _direction(
 
     ``ms`` sums the copies' own durations, so rates and shares are a copy's, whatever else ran beside it.
     """
-    if not len(memcpys):
-        return _nothing(name, "the profile holds no copies of this device", absent)
-    rows = memcpys.where(memcpys.columns["copyKind"] == copy_kind)
+    rows = memcpys.where(memcpys.columns["copyKind"] == copy_kind) if len(memcpys) else memcpys
     if not len(rows):
-        return _nothing(name, "the profile holds no copies in this direction", absent)
-    duration = rows.end - rows.start
-    total_ns = int(duration.sum())
-    size = np.where(rows.columns["bytes"] == NULL, 0, rows.columns["bytes"])
-    if (rows.columns["bytes"] == NULL).any():
-        absent[f"{name}.gb_per_s"] = "some copies do not say their size"
-    memory = rows.columns[host_side]
-    known = (memory != NULL) & (memory != _UNKNOWN_MEMORY)
+        said = "in this direction" if len(memcpys) else "of this device"
+        for figure in ("gb_per_s", "overlapped_pct", "pageable_pct"):
+            absent[f"{name}.{figure}"] = f"the profile holds no copies {said}"
+        return Direction()
+    duration, size, memory = rows.end - rows.start, rows.columns["bytes"], rows.columns[host_side]
+    total_ns = total(duration)
+    sized = size >= 0  # NULL is negative, and so is nonsense
+    if not sized.all():
+        absent[f"{name}.bytes"] = absent[f"{name}.gb_per_s"] = "some copies do not say their size"
+    known = sized & (memory != NULL) & (memory != _UNKNOWN_MEMORY)
 
     def rate(mask: np.ndarray) -> float | None:
-        if f"{name}.gb_per_s" in absent or not mask.any():
+        if not sized.all() or not mask.any():
             return None
-        return int(size[mask].sum()) / int(duration[mask].sum())  # bytes a nanosecond are GB a second
+        return total(size[mask]) / total(duration[mask])  # bytes a nanosecond are GB a second
 
-    known_bytes = int(size[known].sum())
+    known_bytes = total(size[known])
     if not known_bytes:
         absent[f"{name}.pageable_pct"] = "no copy says its memory kind and size"
     return Direction(
-        bytes=int(size.sum()),
+        bytes=total(size) if sized.all() else None,
         count=len(rows),
         ms=total_ns / 1e6,
         gb_per_s=rate(np.ones(len(rows), bool)),
-        overlapped_pct=100 * int(busy.covered_within(rows.start, rows.end).sum()) / total_ns,
-        pageable_pct=100 * int(size[memory == PAGEABLE].sum()) / known_bytes if known_bytes else None,
+        overlapped_pct=100 * total(busy.covered_within(rows.start, rows.end)) / total_ns,
+        pageable_pct=100 * total(size[known & (memory == PAGEABLE)]) / known_bytes if known_bytes else None,
         pageable_gb_per_s=rate(memory == PAGEABLE),
         pinned_gb_per_s=rate(memory == PINNED),
-    )
-
-
-def _nothing(name: str, reason: str, absent: dict[str, str]) -> Direction:
-    for figure in ("gb_per_s", "overlapped_pct", "pageable_pct"):
-        absent[f"{name}.{figure}"] = reason
-    return Direction(
-        bytes=0,
-        count=0,
-        ms=0.0,
-        gb_per_s=None,
-        overlapped_pct=None,
-        pageable_pct=None,
-        pageable_gb_per_s=None,
-        pinned_gb_per_s=None,
     )
 
 
@@ -211,7 +204,9 @@ def _graph_note(kernels: Rows, graphs: Rows) -> str:
 def _choose_device(path: Path, profile: Profile, device_id: int | None) -> int:
     """The device to analyse, or ``NoGpuActivityError`` that says what there is instead."""
     devices = profile.devices
-    having = ", ".join(f"{device} ({count})" for device, count in devices.items())
+    having = ", ".join(f"{device} ({count})" for device, count in list(devices.items())[:_DEVICES_NAMED])
+    if len(devices) > _DEVICES_NAMED:
+        having += f" and {len(devices) - _DEVICES_NAMED} more"
     if not devices:
         why = [f"The profiler said: {text!r}." for text in profile.diagnostics]
         if profile.dropped:

@@ -19,17 +19,20 @@ class _Model(BaseModel):
 
 
 class Direction(_Model):
-    """Copies in one direction. Overlap is the share of copy time during which a kernel ran."""
+    """Copies in one direction. Overlap is the share of copy time during which a kernel ran.
 
-    bytes: int
-    count: int
-    ms: float
-    gb_per_s: float | None
-    overlapped_pct: float | None
-    pageable_pct: float | None
+    The defaults are those of a profile without such copies.
+    """
+
+    bytes: int | None = 0
+    count: int = 0
+    ms: float = 0.0
+    gb_per_s: float | None = None
+    overlapped_pct: float | None = None
+    pageable_pct: float | None = None
     """Share of bytes whose host side is pageable."""
-    pageable_gb_per_s: float | None
-    pinned_gb_per_s: float | None
+    pageable_gb_per_s: float | None = None
+    pinned_gb_per_s: float | None = None
 
 
 class Gap(_Model):

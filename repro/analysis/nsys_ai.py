@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from pydantic import TypeAdapter
 
 from repro.analysis.model import NsysAi
 from repro.nsysdb.reader import complete_database
+from repro.text import one_line
 
 AGREEMENT_MS: Final = 0.01
 TIMEOUT_S: Final = 120.0
 _MEMORY_SHARE = 0.8  # of what is available
 _MEMORY_FLOOR_BYTES = 4 << 30  # address space that its libraries reserve, used or not, and some more
+_ROWS: Final = TypeAdapter(list[dict[str, Any]])
 _CHILD = Path(__file__).with_name("nsys_ai_child.py")
 
 
@@ -58,7 +61,11 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
             return NsysAi(
                 version=version, rows=None, error=f"nsys-ai ended with status {done.returncode}: {said[:300]}"
             )
-        rows: list[dict[str, Any]] = json.loads(answer.read_text(encoding="utf-8"))
+        try:
+            rows = _ROWS.validate_python(json.loads(answer.read_bytes(), parse_constant=_no_number))
+        except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+            said = one_line(str(error).strip())[:300]
+            return NsysAi(version=version, rows=None, error=f"nsys-ai gave no list of JSON objects: {said}")
     summary: dict[str, Any] = next((row for row in reversed(rows) if row.get("_summary")), {})
     return NsysAi(
         version=version,
@@ -69,4 +76,8 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

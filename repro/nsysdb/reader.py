@@ -8,9 +8,11 @@ and never changed, and nothing is created beside it.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sqlite3
+import stat
 import tempfile
 import unicodedata
 from collections import Counter
@@ -30,7 +32,9 @@ from repro.nsysdb.pages import NULL
 
 _MAGIC = b"SQLite format 3\x00"
 _MARKERS = ("STRINGIDS", "META_DATA_", "EXPORT_META_DATA", "TARGET_INFO_", "ANALYSIS_DETAILS", "CUPTI_ACTIVITY_KIND_")
+_SIDE_SUFFIXES = ("-wal", "-journal")
 _MAX_DIAGNOSTICS = 5
+_LIMIT_NS = 1 << 62  # 146 years either side of zero: the difference of two times is still an int64
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def complete_database(path: Path) -> Iterator[Path]:
 
     ``InputError`` if ``path`` is no readable SQLite file.
     """
-    _check_file(path)
+    check_file(path)
     beside = _beside(path)
     if not beside:
         yield path
@@ -99,7 +103,7 @@ def complete_database(path: Path) -> Iterator[Path]:
         copy = Path(folder) / "profile.sqlite"
         shutil.copyfile(path, copy)
         for other in beside:
-            shutil.copyfile(other, f"{copy}{str(other)[len(str(path)) :]}")
+            shutil.copyfile(other, f"{copy}{other.name[other.name.rindex('-') :]}")
         try:
             with closing(sqlite3.connect(copy)) as db:
                 mode = db.execute("PRAGMA journal_mode=DELETE").fetchone()[0]
@@ -129,7 +133,7 @@ def read_profile(path: Path) -> Profile:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a complete database without locks or side files; text that is not UTF-8 is read with replacements."""
-    db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    db = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1", uri=True)
     db.text_factory = _text
     return db
 
@@ -150,13 +154,14 @@ def _count(ids: np.ndarray) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _check_file(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a file.")
+def check_file(path: Path) -> None:
+    """``InputError`` if ``path`` is not a whole SQLite file by its header; reads no more than that."""
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path} is not a file.")
         with path.open("rb") as file:
             header = file.read(100)
-        size = path.stat().st_size
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except OSError as error:
@@ -170,13 +175,18 @@ def _check_file(path: Path) -> None:
     page_size = 65536 if page_size == 1 else page_size
     # The page count is only valid when the file's change counter says so; a WAL or journal may hold the rest.
     claimed = int.from_bytes(header[28:32], "big") * page_size
-    if header[24:28] == header[92:96] and size < claimed and not _beside(path):
-        raise InputError(f"{path} is truncated: {size} bytes of {claimed}.", remedy="Copy or export it again.")
+    if header[24:28] == header[92:96] and status.st_size < claimed and not _beside(path):
+        raise InputError(
+            f"{path} is truncated: {status.st_size} bytes of {claimed}.", remedy="Copy or export it again."
+        )
 
 
 def _beside(path: Path) -> list[Path]:
-    """Side files that hold part of the database: a write-ahead log, the journal of an interrupted transaction."""
-    names = (Path(f"{path}-wal"), Path(f"{path}-journal"))
+    """Side files that hold part of the database: a write-ahead log, the journal of an interrupted transaction.
+
+    SQLite keeps them beside the file itself, not beside a link to it.
+    """
+    names = [path.resolve().with_name(f"{path.resolve().name}{suffix}") for suffix in _SIDE_SUFFIXES]
     return [name for name in names if name.is_file() and name.stat().st_size > 0]
 
 
@@ -276,19 +286,21 @@ class _Reader:
         return self._usable(Rows(start, end, device, arrays | absent), kind)
 
     def _usable(self, rows: Rows, kind: str) -> Rows:
-        usable = (
-            (rows.end > rows.start) & (rows.start != NULL) & (rows.device != NULL)
-        )  # an end of NULL is before any start
+        # NULL is the smallest integer: below the limit as a start, before any start as an end.
+        usable = (rows.end > rows.start) & (rows.start > -_LIMIT_NS) & (rows.end < _LIMIT_NS) & (rows.device != NULL)
         if usable.all():
             return rows
         null = (rows.start == NULL) | (rows.end == NULL)
         no_device = ~null & (rows.device == NULL)
-        timed = ~null & ~no_device
+        beyond = (np.minimum(rows.start, rows.end) <= -_LIMIT_NS) | (np.maximum(rows.start, rows.end) >= _LIMIT_NS)
+        beyond &= ~null & ~no_device
+        timed = ~null & ~no_device & ~beyond
         zero = timed & (rows.end == rows.start)
         negative = timed & (rows.end < rows.start)
         for reason, mask in (
             ("start or end is no integer", null),
             ("no device", no_device),
+            ("time out of range", beyond),
             ("zero duration", zero),
             ("negative duration", negative),
         ):
@@ -354,7 +366,9 @@ class _Reader:
         table = self.table("DIAGNOSTIC_EVENT")
         if table is None or not {"text", "severity"} <= self.columns(table).keys():
             return []
-        rows = self.db.execute(f"SELECT DISTINCT severity, text FROM {_quoted(table)} WHERE severity >= 2")
+        rows = self.db.execute(
+            f"SELECT DISTINCT severity, text FROM {_quoted(table)} WHERE severity >= 2 AND text IS NOT NULL"
+        )
         ordered = sorted(rows, key=lambda row: -row[0] if isinstance(row[0], int) else 0)
         return [_clean(str(text)) for _, text in ordered[:_MAX_DIAGNOSTICS]]
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from repro.analysis.intervals import Union, union
+from repro.analysis.metrics import busy_union
 from repro.analysis.model import Analysis
+from repro.errors import InputError
 from repro.nsysdb.model import DTOH, HTOD
 from repro.nsysdb.reader import read_profile
 from repro.report.model import Figure, ReportModel
 from repro.report.render import ABSENT
-from repro.results import whole_file
+from repro.results import sha256_of, whole_file
 from repro.text import one_line
 
 if TYPE_CHECKING:
@@ -103,22 +105,28 @@ def _timelines(model: ReportModel) -> dict[str, dict[str, Union]]:
         if not analysis or not capture or not capture.file or analysis.kernels + analysis.memcpys > _MOST_ROWS:
             continue
         path = model.run_dir.root / capture.file
-        if path.exists():
+        if path.is_file():
             found[profile.spec.name] = _lanes(path, analysis)
     return found
 
 
 def _lanes(path: Path, analysis: Analysis) -> dict[str, Union]:
+    if sha256_of(path) != analysis.sha256:
+        raise InputError(
+            f"{path} is not the capture that was analysed.",
+            remedy="Capture it again: reproduce --out with this folder.",
+        )
     profile = read_profile(path)
-    kernels, memcpys = profile.kernels.of_device(analysis.device_id), profile.memcpys.of_device(analysis.device_id)
-    stretch_ns = round(TIMELINE_MS * 1e6)
-    first_ns = int(kernels.start.min()) + max(0, analysis.span_ns - stretch_ns) // 2
-    lanes = {"kernels": kernels}
+    kernels, graphs, memcpys = (
+        rows.of_device(analysis.device_id) for rows in (profile.kernels, profile.graphs, profile.memcpys)
+    )
+    lanes = {"kernels": busy_union(kernels, graphs)}
     for name, kind in (("H2D", HTOD), ("D2H", DTOH)):
-        lanes[name] = memcpys.where(memcpys.columns["copyKind"] == kind) if len(memcpys) else memcpys
-    clipped = {
-        name: union(lane.start, lane.end).clipped(first_ns, first_ns + stretch_ns) for name, lane in lanes.items()
-    }
+        lane = memcpys.where(memcpys.columns["copyKind"] == kind) if len(memcpys) else memcpys
+        lanes[name] = union(lane.start, lane.end)
+    stretch_ns = round(TIMELINE_MS * 1e6)
+    first_ns = int(lanes["kernels"].start[0]) + max(0, analysis.span_ns - stretch_ns) // 2
+    clipped = {name: lane.clipped(first_ns, first_ns + stretch_ns) for name, lane in lanes.items()}
     return {name: Union(lane.start - first_ns, lane.end - first_ns) for name, lane in clipped.items()}
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from repro.analysis.model import Analysis, NsysAi
 from repro.ray_patches import Status
 from repro.report.model import ReportModel, ResultRow
-from repro.report.render import ABSENT, fixed
+from repro.report.render import ABSENT, count, fixed
 from repro.spec import PROFILES
 from repro.text import one_line
 
@@ -83,7 +83,8 @@ def analysis_table(analysis: Analysis) -> Table:
     table.add_row("kernels", f"{analysis.kernels:,}")
     for name, direction in (("H2D", analysis.h2d), ("D2H", analysis.d2h)):
         speed = f", {fixed(direction.gb_per_s, 2)} GB/s" if direction.count else ""
-        table.add_row(name, f"{direction.count:,} copies, {direction.bytes:,} bytes, {direction.ms:.3f} ms{speed}")
+        size = f"{count(direction.bytes)} bytes"
+        table.add_row(name, f"{direction.count:,} copies, {size}, {direction.ms:.3f} ms{speed}")
         table.add_row("  overlapped by kernels", fixed(direction.overlapped_pct, 1, "%"))
         table.add_row("  from or to pageable memory", fixed(direction.pageable_pct, 1, "%"))
     if analysis.nsys_ai:

@@ -24,16 +24,7 @@ BATCH_BYTES = 2048 * 8192 * 4
 
 def _direction(copy_ms_each: float, overlapped_pct: float | None, *, pageable: bool = True) -> Direction:
     if overlapped_pct is None:
-        return Direction(
-            bytes=0,
-            count=0,
-            ms=0.0,
-            gb_per_s=None,
-            overlapped_pct=None,
-            pageable_pct=None,
-            pageable_gb_per_s=None,
-            pinned_gb_per_s=None,
-        )
+        return Direction()
     rate = BATCH_BYTES / copy_ms_each / 1e6
     return Direction(
         bytes=32 * BATCH_BYTES,

@@ -105,6 +105,33 @@ def test_failure_and_time_out_of_nsys_ai_are_recorded(tmp_path: Path, monkeypatc
     assert "no answer in 0 s" in str(nsys_ai.gpu_idle_gaps(path, 0, timeout_s=0.2).error)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["", "{", "null", "7", "{}", "[1]", '[["_summary"]]', '[{"_summary": 1, "device_idle_ms": NaN}]', "\\xff"],
+)
+def test_answers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    child(tmp_path, monkeypatch, f"open(sys.argv[3], 'w', encoding='latin-1').write({answer!r})")
+    beside = nsys_ai.gpu_idle_gaps(profile(tmp_path / "p.sqlite"), 0)
+    assert beside.error.startswith("nsys-ai gave no list of JSON objects: "), beside
+    assert (beside.rows, beside.device_idle_ms, beside.agrees) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"), [("", "No such file"), ("import os; os.kill(os.getpid(), 11)", "status -11")]
+)
+def test_no_answer_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str) -> None:
+    child(tmp_path, monkeypatch, body)
+    assert said in str(nsys_ai.gpu_idle_gaps(profile(tmp_path / "p.sqlite"), 0).error)
+
+
+@pytest.mark.parametrize("figure", ['"8"', "true", "null", "[8]"])
+def test_a_figure_that_is_no_number_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: str) -> None:
+    rows = f'[{{"_summary": true, "device_idle_ms": {figure}}}]'
+    child(tmp_path, monkeypatch, f"open(sys.argv[3], 'w').write({rows!r})")
+    beside = nsys_ai.gpu_idle_gaps(profile(tmp_path / "p.sqlite"), 0)
+    assert (beside.error, beside.device_idle_ms, beside.rows) == (None, None, json.loads(rows))
+
+
 @pytest.mark.skipif(
     not PUBLIC.is_dir(), reason="the public captures are not beside this checkout (../shared/data/profiles)"
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.analysis.intervals import Union, union
+from repro.analysis.intervals import Union, total, union
 from repro.analysis.metrics import measure
 from repro.nsysdb.reader import Profile, Rows
 
@@ -94,3 +94,8 @@ def test_metrics_against_the_definitions(
         under = sum(len(points([one]) & busy) for one in copies)
         assert got.h2d.overlapped_pct == pytest.approx(100 * under / total)
         assert got.h2d.gb_per_s == pytest.approx(8 * len(copies) / total)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
+def test_total_is_exact(values: list[int]) -> None:
+    assert total(np.array(values, np.int64)) == sum(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -14,7 +15,8 @@ from synthetic import graph, kernel, kernels_only, memcpy, write
 
 from repro.analysis import Analysis, analyze
 from repro.errors import InputError, NoGpuActivityError
-from repro.nsysdb import schema
+from repro.nsysdb import pages, schema
+from repro.text import one_line
 
 KERNELS = [kernel(1000, 2000), kernel(4000, 5000)]
 COPIES = [memcpy(2500, 3500)]
@@ -35,6 +37,7 @@ def times(got: Analysis) -> tuple[int, int, int, int]:
 
 
 PLAIN = (4000, 2000, 1000, 1000)
+HUGE = 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,45 @@ def test_rows_without_a_usable_time_are_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(-HUGE, -HUGE + 9), (HUGE - 9, HUGE), (-HUGE, HUGE), (-(2**62), 9), (9, 2**62)],
+)
+def test_times_whose_difference_is_no_integer_of_64_bits(tmp_path: Path, start: int, end: int) -> None:
+    rows = {schema.KERNEL: [*KERNELS, kernel(start, end)], schema.MEMCPY: [*COPIES, memcpy(start, end)]}
+    got = ours(write(tmp_path / "p.sqlite", rows))
+    assert times(got) == PLAIN
+    assert got.dropped == {"kernel: time out of range": 1, "memcpy: time out of range": 1}
+
+
+def test_sums_beyond_64_bits(tmp_path: Path) -> None:
+    copies = [memcpy(-(2**61), 2**61, size=HUGE), memcpy(-(2**61), 2**61, size=HUGE)]
+    got = ours(write(tmp_path / "p.sqlite", {schema.KERNEL: KERNELS, schema.MEMCPY: copies}))
+    assert (got.h2d.bytes, got.h2d.ms) == (2 * HUGE, 2**63 / 1e6)
+    assert got.h2d.gb_per_s == pytest.approx(2)
+    assert times(got) == (4000, 2000, 2000, 0)
+
+
+@pytest.mark.parametrize("size", [None, -5, "many", 0.5])
+def test_copies_without_a_size(tmp_path: Path, size: object) -> None:
+    copies = [*COPIES, memcpy(2500, 3500, size=size), memcpy(5000, 6000, kind=2, src=2, dst=1)]
+    got = ours(write(tmp_path / "p.sqlite", {schema.KERNEL: KERNELS, schema.MEMCPY: copies}))
+    assert (got.h2d.bytes, got.h2d.gb_per_s, got.h2d.pageable_gb_per_s) == (None, None, None)
+    assert got.absent["h2d.bytes"] == got.absent["h2d.gb_per_s"] == "some copies do not say their size"
+    assert (got.h2d.count, got.d2h.bytes, got.d2h.gb_per_s) == (2, 1000, 1)
+
+
+@pytest.mark.parametrize("without", ["copyKind", "copykind of one"])
+def test_copies_without_a_direction(tmp_path: Path, without: str) -> None:
+    copies = [memcpy(2500, 3500, kind=None)]
+    if without == "copyKind":
+        del copies[0]["copyKind"]
+    got = ours(write(tmp_path / "p.sqlite", {schema.KERNEL: KERNELS, schema.MEMCPY: copies}))
+    assert times(got) == PLAIN
+    assert got.h2d.count == 0
+    assert any(note.startswith("1 copies do not say their direction") for note in got.notes)
+
+
 def test_whole_floats_are_times(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     with closing(sqlite3.connect(path)) as db:
@@ -142,6 +184,9 @@ def test_device_choice(tmp_path: Path) -> None:
     several = write(tmp_path / "several.sqlite", {schema.KERNEL: [kernel(0, 5, 3), kernel(7, 9, 5)]})
     with pytest.raises(NoGpuActivityError, match=r"3 \(1\), 5 \(1\)"):
         ours(several)
+    many = write(tmp_path / "many.sqlite", {schema.KERNEL: [kernel(0, 5, device) for device in range(1, 1001)]})
+    with pytest.raises(NoGpuActivityError, match=r"15 \(1\), 16 \(1\) and 984 more\.$"):
+        ours(many)
 
 
 def test_graph_launches_are_busy_and_said(tmp_path: Path) -> None:
@@ -160,11 +205,13 @@ def test_no_kernels_quotes_the_profiler(tmp_path: Path) -> None:
     said = [
         {"timestamp": 0, "severity": 1, "text": "Profiling has started."},
         {"timestamp": 0, "severity": 2, "text": "Driver 13.2 is not\n\x1b[31msupported."},
+        {"timestamp": 0, "severity": 3, "text": None},
     ]
     path = write(tmp_path / "p.sqlite", {schema.KERNEL: [], "DIAGNOSTIC_EVENT": said})
     with pytest.raises(NoGpuActivityError, match=r"Driver 13\.2 is not \[31msupported") as caught:
         ours(path)
     assert "Profiling has started" not in str(caught.value)
+    assert "None" not in str(caught.value)
     assert caught.value.exit_status == 4
     dead = write(tmp_path / "dead.sqlite", {schema.KERNEL: [kernel(0, 0)]})
     with pytest.raises(NoGpuActivityError, match="zero duration: 1"):
@@ -209,8 +256,32 @@ def test_write_ahead_log_is_honoured(tmp_path: Path) -> None:
     got = ours(folder / "p.sqlite")
     assert times(got) == (4000, 2000, 0, 2000)
     assert any("write-ahead log" in note for note in got.notes)
+    link = tmp_path / "link" / "of.sqlite"  # SQLite keeps the log beside the file, not beside the link
+    link.parent.mkdir()
+    link.symlink_to(folder / "p.sqlite")
+    assert times(ours(link)) == (4000, 2000, 0, 2000)
     (folder / "p.sqlite-wal").unlink()  # a WAL database closed without its log is still a database
     assert times(ours(folder / "p.sqlite")) == (1000, 1000, 0, 0)
+
+
+def test_journal_of_an_interrupted_transaction_is_honoured(tmp_path: Path) -> None:
+    source = kernels_only(tmp_path / "source.sqlite", *((i * 10, i * 10 + 5) for i in range(2000)))
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    with closing(sqlite3.connect(source, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size=5")  # pages of the transaction reach the file before it ends
+        db.execute("BEGIN")
+        db.execute(f"UPDATE {schema.KERNEL} SET end = end + 3")
+        for suffix in ("", "-journal"):
+            shutil.copyfile(f"{source}{suffix}", folder / f"p.sqlite{suffix}")
+    assert times(ours(folder / "p.sqlite")) == (19_995, 10_000, 0, 9_995)
+
+
+@pytest.mark.parametrize("name", ["\udcff.sqlite", "é |`.sqlite", "a\nb.sqlite"])
+def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
+    got = ours(write(tmp_path / "p.sqlite", {schema.KERNEL: KERNELS}).rename(tmp_path / name))
+    assert got.file == one_line(name)
+    assert json.loads(got.model_dump_json())["file"] == got.file
 
 
 def test_read_only_folder_and_odd_names(tmp_path: Path) -> None:
@@ -253,6 +324,11 @@ def test_other_inputs(tmp_path: Path) -> None:
         ours(tmp_path / "none.sqlite")
     with pytest.raises(InputError, match="is not a file"):
         analyze(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for endless in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="is not a file"):
+            analyze(endless)
+    (tmp_path / "pipe").unlink()
     foreign = tmp_path / "foreign.sqlite"
     with closing(sqlite3.connect(foreign)) as db:
         db.execute("CREATE TABLE songs (title TEXT)")
@@ -266,3 +342,53 @@ def test_a_view_instead_of_a_table(tmp_path: Path) -> None:
         db.execute(f"CREATE VIEW {schema.KERNEL} AS SELECT * FROM hidden")
         db.commit()
     assert times(ours(path)) == (4000, 2000, 0, 2000)
+
+
+TABLE = f"CREATE TABLE {schema.KERNEL} (start INTEGER, end INTEGER, deviceId INTEGER)"
+FILL = f"INSERT INTO {schema.KERNEL} (start, end, deviceId) VALUES (1000, 2000, 3), (4000, 5000, 3)"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [f"CREATE TABLE {schema.KERNEL} (start INTEGER PRIMARY KEY, end INTEGER, deviceId INTEGER)", FILL],
+        [f"CREATE TABLE {schema.KERNEL} (start PRIMARY KEY, end, deviceId) WITHOUT ROWID", FILL],
+        [f"CREATE TABLE {schema.KERNEL} (g AS (start) VIRTUAL, start, end, deviceId)", FILL],
+        [
+            f"CREATE TABLE {schema.KERNEL} (start, ms, deviceId, end AS (start + ms * 1000) STORED)",
+            f"INSERT INTO {schema.KERNEL} VALUES (1000, 1, 3), (4000, 1, 3)",
+        ],
+        [
+            f"CREATE TABLE {schema.KERNEL} (start INTEGER, end INTEGER)",
+            f"INSERT INTO {schema.KERNEL} VALUES (1000, 2000)",
+            f"ALTER TABLE {schema.KERNEL} ADD COLUMN deviceId INTEGER DEFAULT 3",
+            f"INSERT INTO {schema.KERNEL} VALUES (4000, 5000, 3)",
+        ],
+        [
+            f"CREATE TABLE {schema.KERNEL} (name TEXT, start, end, deviceId)",
+            FILL,
+            f"UPDATE {schema.KERNEL} SET name = hex(zeroblob(9000))",
+        ],
+        [TABLE.replace("deviceId INTEGER", f"deviceId, {', '.join(f'c{i}' for i in range(140))}"), FILL],
+        ["PRAGMA encoding='UTF-16be'", TABLE, FILL, f"ALTER TABLE {schema.KERNEL} RENAME COLUMN end TO End"],
+        ["PRAGMA page_size=65536", TABLE, FILL],
+        ["PRAGMA auto_vacuum=1", TABLE, FILL],
+        [TABLE, "CREATE TABLE t (x)", "INSERT INTO t VALUES (zeroblob(99999))", FILL, "DELETE FROM t", "DROP TABLE t"],
+    ],
+    ids=lambda statements: next(text for text in statements if text.startswith(("PRAGMA", "CREATE")))[:60],
+)
+def test_every_layout_of_a_table_is_the_same_to_both_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: list[str]
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "p.sqlite")) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+    first = ours(tmp_path / "p.sqlite")
+    assert (first.device_id, times(first)) == (3, (4000, 2000, 0, 2000))
+
+    def decline(*arguments: object) -> None:
+        raise pages.UnsupportedError("on purpose")
+
+    monkeypatch.setattr(pages, "read_columns", decline)
+    assert ours(tmp_path / "p.sqlite") == first

@@ -18,15 +18,17 @@ from report_models import (
     run_record,
     write_run,
 )
+from synthetic import graph, write
 
 from repro.analysis.model import NsysAi
 from repro.errors import InputError
+from repro.nsysdb import schema
 from repro.nsysdb.model import DEVICE, HTOD, PAGEABLE, Capture, Kernel, Memcpy
 from repro.nsysdb.writer import write_profile
 from repro.report import figures, find_run, markdown, write_report
 from repro.report.build import load
 from repro.report.model import Figure
-from repro.results import ChecksumRecord, DeviceRecord, RunDir
+from repro.results import ChecksumRecord, DeviceRecord, RunDir, sha256_of
 from repro.spec import PUBLISHED, RunSpec
 
 CARD = """\
@@ -181,7 +183,7 @@ def test_timeline_shows_the_profiles_that_are_there(tmp_path: Path) -> None:
             Memcpy(start_ns, start_ns + 8_000_000, 7, 3 * batch, 1, BATCH_BYTES, HTOD, PAGEABLE, DEVICE)
         )
         capture.kernels.append(Kernel(start_ns + 8_000_000, start_ns + 50_000_000, 7, 3 * batch + 1, 1, "matmul"))
-    write_profile(run_dir.profile_path("inline"), capture)
+    _keep(run_dir, "inline", capture)
     model = write_report(run_dir)
     assert [figure.path for figure in model.figures] == ["figures/idle.svg", "figures/timeline.svg"]
     text = " ".join(_svg_texts(run_dir.figures / "timeline.svg"))
@@ -191,6 +193,29 @@ def test_timeline_shows_the_profiles_that_are_there(tmp_path: Path) -> None:
     lanes = figures._lanes(run_dir.profile_path("inline"), load(run_dir).profiles[0].analyses[1])
     assert {name: len(lane.start) for name, lane in lanes.items()} == {"kernels": 5, "H2D": 5, "D2H": 0}
     assert all(lane.start.min(initial=0) >= 0 and lane.end.max(initial=0) <= 500_000_000 for lane in lanes.values())
+
+
+def _keep(run_dir: RunDir, name: str, capture: Capture) -> None:
+    """Put a profile into the run, as captured and analysed."""
+    path = run_dir.profile_path(name)
+    write_profile(path, capture)
+    for file in (run_dir.run_json, run_dir.analysis_path(name)):
+        file.write_text(file.read_text().replace(f'"sha256": "{name}"', f'"sha256": "{sha256_of(path)}"'))
+
+
+def test_timeline_of_another_capture_is_refused(tmp_path: Path) -> None:
+    run_dir = full_run(tmp_path)
+    write_profile(run_dir.profile_path("inline"), Capture(device_id=0, device_name="Emulated NVIDIA B200"))
+    with pytest.raises(InputError, match=r"inline\.sqlite is not the capture that was analysed"):
+        write_report(run_dir)
+
+
+def test_timeline_of_graph_launches_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.sqlite", {schema.GRAPH: [graph(0, 10**7), graph(3 * 10**7, 4 * 10**7)]})
+    lanes = figures._lanes(path, analysis("inline", idle_pct=50.0, sha256=sha256_of(path)))
+    assert {name: len(lane.start) for name, lane in lanes.items()} == {"kernels": 0, "H2D": 0, "D2H": 0}
+    lanes = figures._lanes(path, analysis("inline", idle_pct=50.0, sha256=sha256_of(path), span_ns=4 * 10**7))
+    assert lanes["kernels"].end.tolist() == [10**7, 4 * 10**7]
 
 
 def _svg_texts(path: Path) -> list[str]:
