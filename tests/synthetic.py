@@ -42,6 +42,7 @@ def graph(start: int, end: int, device: int = 0) -> dict[str, Any]:
 def write(path: Path, tables: dict[str, Iterable[dict[str, Any]]], *, page_size: int = 4096) -> Path:
     """Write rows by table name. Columns are those the rows name, untyped constraints aside: no NOT NULL."""
     with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA synchronous=OFF")
         db.execute(f"PRAGMA page_size={page_size}")
         db.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
         db.execute("INSERT INTO StringIds VALUES (1, 'gemm')")

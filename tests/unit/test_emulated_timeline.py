@@ -124,16 +124,17 @@ def test_any_program_obeys_the_device(program: list[Step]) -> None:
         assert operation.end_ns - operation.start_ns == operation.duration_ns
         # Stream and event order, and nothing before its submission.
         assert operation.start_ns >= ready_ns(operation)
+    ready = {operation: ready_ns(operation) for operation in operations}
     for engine in Engine:
         queue = sorted((op for op in operations if op.engine is engine), key=lambda op: op.start_ns)
         previous_end_ns = 0
         for position, operation in enumerate(queue):
             # One at a time; and never idle while this one was ready (work-conserving).
-            assert operation.start_ns == max(previous_end_ns, ready_ns(operation))
+            assert operation.start_ns == max(previous_end_ns, ready[operation])
             # First ready, first served, ties in order of submission.
             for later in queue[position + 1 :]:
-                if ready_ns(later) <= operation.start_ns:
-                    assert (ready_ns(operation), operation.number) < (ready_ns(later), later.number)
+                if ready[later] <= operation.start_ns:
+                    assert (ready[operation], operation.number) < (ready[later], later.number)
             previous_end_ns = operation.end_ns
 
 
