@@ -24,6 +24,7 @@ from repro.analysis import analyze
 from repro.analysis.model import SCHEMA, Analysis
 from repro.capture import capture_run, resolve_device
 from repro.capture.machine import revision, versions
+from repro.capture.session import OBJECT_STORE_BYTES
 from repro.errors import InputError, KitError, UsageError
 from repro.preflight import check_folder, check_machine
 from repro.progress import Progress
@@ -79,7 +80,7 @@ def reproduce(
             progress.say("nsys records the ranges of the pipeline; it sees no CUDA, so no idle time can be computed.")
     else:
         progress.say(f"CUDA device ({why}).")
-    with _open_run(spec, out, fresh=fresh) as run_dir:
+    with _open_run(spec, out, fresh=fresh) as run_dir, _interrupts_told(run_dir, progress):
         progress.say(f"Run: {run_dir.root}{_continued(run_dir, spec, fresh=fresh)}")
         error: KitError | None = None
         try:
@@ -92,11 +93,7 @@ def reproduce(
             error, record = failed, run_dir.read()
             if not any(capture.file for capture in record.captures):
                 raise
-        except KeyboardInterrupt:
-            progress.say(
-                f"Interrupted. Finished profiles are kept in {run_dir.root}; the same command continues there."
-            )
-            raise
+        run_dir.report.unlink(missing_ok=True)  # one that is there says that the run was finished
         error = error or _analyze_all(run_dir, record, progress)
         with progress.waiting("Rendering the report"):
             return Outcome(write_report(run_dir), error)
@@ -121,7 +118,15 @@ def _profiler(kind: str, asked: Literal["auto", "nsys", "torch"]) -> str:
 
 
 def _check_flags(spec: RunSpec) -> None:
-    """A flag that this device would ignore is an error."""
+    """A flag that this device would ignore is an error, and a batch that Ray cannot carry."""
+    if 2 * spec.batch_bytes > OBJECT_STORE_BYTES:  # it and the result of the stage are there at the same time
+        raise UsageError(
+            f"--rows={spec.rows} --cols={spec.cols}: a batch of {spec.batch_bytes / 2**30:.1f} GiB is more than "
+            f"half of Ray's object store ({OBJECT_STORE_BYTES / 2**30:g} GiB).",
+            remedy="Make batches smaller and --blocks larger.",
+        )
+    if isinstance(spec.payload, int) and spec.payload > spec.rows:
+        raise UsageError(f"--payload={spec.payload}: a batch has {spec.rows} rows.", remedy="Or say --payload=full.")
     if spec.device == "emulated":
         return
     if isinstance(spec.payload, int):
@@ -131,15 +136,27 @@ def _check_flags(spec: RunSpec) -> None:
 
 
 @contextmanager
+def _interrupts_told(run_dir: RunDir, progress: Progress) -> Iterator[None]:
+    """After an interrupt, say where a run stands that has begun."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if run_dir.run_json.exists():
+            kept = f"Finished profiles are kept in {run_dir.root}; the same command continues there."
+            progress.say(f"Interrupted. {kept}")
+        raise
+
+
+@contextmanager
 def _open_run(spec: RunSpec, out: Path | None, *, fresh: bool) -> Iterator[RunDir]:
     """The run's folder, locked; it is removed again if nothing was put into it."""
     folder, lock = _named_folder(out) if out else _default_folder(spec, fresh=fresh)
     try:
         yield RunDir(folder)
     finally:
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            with suppress(OSError):  # someone may have put a file there meanwhile; then it stays
+        with suppress(OSError):  # someone may have put a file there meanwhile, or removed the folder
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
                 folder.rmdir()
         os.close(lock)
 
@@ -209,7 +226,7 @@ def _continues(folder: Path, spec: RunSpec) -> bool:
         and record.revision == revision()
         and record.versions == versions()
     )
-    return same and bool(_unfinished(record))
+    return same and (bool(_unfinished(record)) or not RunDir(folder).report.exists())
 
 
 def _unfinished(record: RunRecord) -> list[tuple[str, int]]:

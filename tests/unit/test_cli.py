@@ -250,6 +250,8 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(
         ["reproduce", "--device=emulated", "--blocks=-1"],
         ["reproduce", "--device=emulated", "--prep-ms=nan"],
         ["reproduce", "--payload=0"],
+        ["reproduce", "--device=emulated", "--payload=2049"],
+        ["reproduce", "--device=emulated", "--cols=999999999"],
         ["reproduce", "--payload=half"],
         ["reproduce", "--device=emulated", "--profiler=torch"],
         ["analyze", "no-such-file.sqlite"],

@@ -112,6 +112,59 @@ def test_an_unfinished_run_is_continued(fake: Fake, error: BaseException, status
     assert len(set(fake.folders)) == 1
 
 
+@pytest.mark.parametrize("moment", ["analyze", "write_report"])
+@pytest.mark.parametrize("out", [[], ["--out=run"]])
+def test_an_interrupt_after_the_captures_loses_none(
+    fake: Fake, moment: str, out: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, moment, interrupt)
+        assert main([*FLAGS, *out]) == 130
+    assert f"Interrupted. Finished profiles are kept in {fake.folders[0]};" in capsys.readouterr().err
+    assert main([*FLAGS, *out]) == 0
+    assert fake.captured == fake.analysed == ["inline", "split"]
+    assert len(set(fake.folders)) == 1
+    if not out:
+        assert main(FLAGS) == 0, "that one was finished: a new run"
+        assert len(set(fake.folders)) == 2
+
+
+def test_a_stale_report_does_not_finish_a_run(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.error, fake.stop_after = MachineError("Ray died."), 1
+    assert main(FLAGS) == 3
+    fake.error = KeyboardInterrupt()
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "write_report", lambda run_dir: (_ for _ in ()).throw(KeyboardInterrupt))
+        fake.stop_after = 99
+        assert main(FLAGS) == 130
+    assert main(FLAGS) == 0
+    assert len(set(fake.folders)) == 1
+    assert "split: not captured" not in (fake.folders[0] / "report.md").read_text()
+
+
+def test_an_interrupt_before_anything_was_kept_promises_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    fake.during = interrupt
+    assert main([*FLAGS, "--out=run"]) == 130
+    assert "kept" not in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_a_folder_that_is_removed_meanwhile_hides_no_error(fake: Fake) -> None:
+    def remove() -> None:
+        (Path("run") / room.LOCK).unlink()
+        Path("run").rmdir()
+        raise MachineError("Ray died.")
+
+    fake.during = remove
+    assert main([*FLAGS, "--out=run"]) == 3
+
+
 def test_fresh_and_other_specifications_do_not_continue(fake: Fake) -> None:
     fake.error, fake.stop_after = KeyboardInterrupt(), 1
     assert main(FLAGS) == 130
