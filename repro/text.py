@@ -9,9 +9,13 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u
 _BLANKS = re.compile("[\t\n\r\x0b\x0c\x85\u2028\u2029]+")
 
 
-def one_line(text: str) -> str:
-    """``text`` on one line: line breaks and tabs become a space, every other unprintable character U+FFFD."""
-    return _UNPRINTABLE.sub("\ufffd", _BLANKS.sub(" ", text))
+def one_line(text: str, limit: int | None = None) -> str:
+    """``text`` on one line: line breaks and tabs become a space, every other unprintable character U+FFFD.
+
+    One of more than ``limit`` characters ends in an ellipsis there.
+    """
+    line = _UNPRINTABLE.sub("\ufffd", _BLANKS.sub(" ", text))
+    return line if limit is None or len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def printable(text: str) -> str:

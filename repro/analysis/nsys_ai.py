@@ -27,6 +27,7 @@ AGREEMENT_MS: Final = 0.01
 TIMEOUT_S: Final = 120.0
 _MEMORY_SHARE = 0.8  # of what is available
 _MEMORY_FLOOR_BYTES = 4 << 30  # address space that its libraries reserve, used or not, and some more
+_QUOTED: Final = 300
 _ROWS: Final = TypeAdapter(list[dict[str, Any]])
 _CHILD = Path(__file__).with_name("nsys_ai_child.py")
 
@@ -59,12 +60,14 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
             lines = done.stderr.decode("utf-8", "replace").split("\n")
             said = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
             return NsysAi(
-                version=version, rows=None, error=f"nsys-ai ended with status {done.returncode}: {said[:300]}"
+                version=version,
+                rows=None,
+                error=f"nsys-ai ended with status {done.returncode}: {one_line(said, _QUOTED)}",
             )
         try:
             rows = _ROWS.validate_python(json.loads(answer.read_bytes(), parse_constant=_no_number))
         except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
-            said = one_line(str(error).strip())[:300]
+            said = one_line(str(error).strip(), _QUOTED)
             return NsysAi(version=version, rows=None, error=f"nsys-ai gave no list of JSON objects: {said}")
     summary: dict[str, Any] = next((row for row in reversed(rows) if row.get("_summary")), {})
     return NsysAi(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 TIMELINE_MS: Final = 500.0
 """Stretch of each profile that the timeline shows, from the middle of its kernel span."""
+_LONGEST_NAME: Final = 48
+"""Characters of a device's name that a figure's title has room for."""
 _MOST_ROWS: Final = 500_000
 """Profiles with more kernels and copies are left out of the timeline: reading them takes seconds."""
 
@@ -45,9 +48,10 @@ def draw(model: ReportModel) -> list[Figure]:
     """
     import matplotlib
 
-    device = one_line(model.device)
+    device = one_line(model.device, _LONGEST_NAME)
     drawn = []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # text stays text: the reader's fonts show it
         caption = f"Device idle, published and {device}"
         drawn.append(_save(model, "idle.svg", caption, _idle_bars(model, caption)))
         timelines = _timelines(model)

@@ -23,7 +23,7 @@ from repro.text import one_line, printable
 TEMPLATES: Final = Path(__file__).resolve().parents[2] / "report_templates"
 ABSENT: Final = "—"
 
-_PUNCTUATION = re.compile(r"[\\`*\[\]|~$]")
+_PUNCTUATION = re.compile(r"[\\`*\[\]|~$]|:(?=//)|(?<=www)\.", re.IGNORECASE)  # the last two make links by themselves
 _EDGE_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # one inside a word cannot start emphasis
 _BLOCK_START = re.compile(r"^(\s*)([#+=:-]|\d+[.)](?=\s|$))")
 
@@ -49,7 +49,7 @@ def code(text: object) -> Markdown:
     line = one_line(str(text))
     if line.strip() and not set("`|") & set(line):
         return Markdown(f"`{line}`")
-    entities = re.sub(r"[\\`*_\[\]|~$]", lambda match: f"&#{ord(match[0])};", html.escape(line))
+    entities = re.sub(r"[\\`*_\[\]|~$:.]", lambda match: f"&#{ord(match[0])};", html.escape(line))
     return Markdown(f"<code>{entities}</code>")
 
 

@@ -222,6 +222,16 @@ def _svg_texts(path: Path) -> list[str]:
     return ["".join(element.itertext()) for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_that_no_figure_has_room_or_a_font_for(tmp_path: Path) -> None:
+    record = run_record(device=DeviceRecord(kind="cuda", name="<b>&amp;</text> 漢字 $x^2$ \x00 " + "W" * 300))
+    run_dir = write_run(tmp_path, record, {})
+    write_report(run_dir)
+    text = " ".join(_svg_texts(run_dir.figures / "idle.svg"))
+    assert "<b>&amp;</text> 漢字 $x^2$ � WWW" in text
+    assert "W…" in text
+
+
 def test_measured_run_does_not_say_emulated(tmp_path: Path) -> None:
     run_dir = _measured_run(tmp_path)
     write_report(run_dir)

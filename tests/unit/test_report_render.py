@@ -21,7 +21,8 @@ from repro.report.render import Markdown, code, count, escape, fence, fixed, sig
         ("# heading", r"\# heading"),
         ("1. item", r"1\. item"),
         ("- item", r"\- item"),
-        ("[a](http://b)", r"\[a\](http://b)"),
+        ("[a](http://b)", r"\[a\](http\://b)"),
+        ("HTTPS://b.c www.b.c Www.d a:b /c//d", r"HTTPS\://b.c www\.b.c Www\.d a:b /c//d"),
         ("copy_ms __init__", r"copy_ms \_\_init\_\_"),
         ("*x* ~y~ $z$ \\", r"\*x\* \~y\~ \$z\$ \\"),
         ("\x1b[31mred\x00", "�\\[31mred�"),
@@ -43,6 +44,7 @@ def test_code() -> None:
     assert code("py -u *x*") == "`py -u *x*`"
     assert code("a|b`c") == "<code>a&#124;b&#96;c</code>"
     assert code("") == "<code></code>"
+    assert code("|http://a") == "<code>&#124;http&#58;//a</code>"
     assert code("<b>|") == "<code>&lt;b&gt;&#124;</code>"
 
 
