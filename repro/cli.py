@@ -40,8 +40,9 @@ _REFUSED: Final = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 )
-_IMPOSSIBLE: Final = (errno.ENAMETOOLONG, errno.ELOOP)
-"""What a system answers to a name that no file can have. Errors of its calls in neither list are bugs of the kit."""
+_IMPOSSIBLE: Final = (errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+"""What a system answers to a name that no file can have, or that something else has. Errors of its calls in neither
+list are bugs of the kit."""
 
 
 def _profile_names(text: str) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ def read_json(path: Path, model: type[_M], schema: str) -> _M:
         raise InputError(
             f"{path} does not exist.", remedy="Name a finished run, or make one: make reproduce."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}.") from None
     found = data.get("schema") if isinstance(data, dict) else None
     if found != schema:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA: Final = "repro.analysis/1"
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Direction(_Model):
@@ -94,4 +94,14 @@ class Analysis(_Model):
     """Figure name -> why it could not be had."""
     nsys_ai: NsysAi | None = None
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _buckets_add_up(self) -> Analysis:
+        if (
+            self.span_ns <= 0
+            or self.busy_ns + self.idle_ns != self.span_ns
+            or self.copy_ns + self.wait_ns != self.idle_ns
+        ):
+            raise ValueError("its times do not add up: span = busy + idle, idle = copy + wait")
+        return self

@@ -65,8 +65,9 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
                 error=f"nsys-ai ended with status {done.returncode}: {one_line(said, _QUOTED)}",
             )
         try:
-            rows = _ROWS.validate_python(json.loads(answer.read_bytes(), parse_constant=_no_number))
-        except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+            rows = _ROWS.validate_python(json.loads(answer.read_bytes()))
+            json.dumps(rows, allow_nan=False)  # Python reads NaN and Infinity, which are no JSON
+        except (OSError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
             said = one_line(str(error).strip(), _QUOTED)
             return NsysAi(version=version, rows=None, error=f"nsys-ai gave no list of JSON objects: {said}")
     summary: dict[str, Any] = next((row for row in reversed(rows) if row.get("_summary")), {})
@@ -80,7 +81,3 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

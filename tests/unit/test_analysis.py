@@ -107,7 +107,18 @@ def test_failure_and_time_out_of_nsys_ai_are_recorded(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "answer",
-    ["", "{", "null", "7", "{}", "[1]", '[["_summary"]]', '[{"_summary": 1, "device_idle_ms": NaN}]', "\\xff"],
+    [
+        "",
+        "{",
+        "null",
+        "7",
+        "{}",
+        "[1]",
+        '[["_summary"]]',
+        '[{"_summary": 1, "device_idle_ms": NaN}]',
+        "[1e999]",
+        "[" * 9999,
+    ],
 )
 def test_answers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     child(tmp_path, monkeypatch, f"open(sys.argv[3], 'w', encoding='latin-1').write({answer!r})")

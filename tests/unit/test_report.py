@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from report_models import (
 from synthetic import graph, write
 
 from repro.analysis.model import NsysAi
+from repro.cli import main
 from repro.errors import InputError
 from repro.nsysdb import schema
 from repro.nsysdb.model import DEVICE, HTOD, PAGEABLE, Capture, Kernel, Memcpy
@@ -212,9 +214,8 @@ def test_timeline_of_another_capture_is_refused(tmp_path: Path) -> None:
 
 def test_timeline_of_graph_launches_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "p.sqlite", {schema.GRAPH: [graph(0, 10**7), graph(3 * 10**7, 4 * 10**7)]})
-    lanes = figures._lanes(path, analysis("inline", idle_pct=50.0, sha256=sha256_of(path)))
-    assert {name: len(lane.start) for name, lane in lanes.items()} == {"kernels": 0, "H2D": 0, "D2H": 0}
-    lanes = figures._lanes(path, analysis("inline", idle_pct=50.0, sha256=sha256_of(path), span_ns=4 * 10**7))
+    of_run = analysis("inline", idle_pct=50.0, sha256=sha256_of(path)).model_copy(update={"span_ns": 4 * 10**7})
+    lanes = figures._lanes(path, of_run)
     assert lanes["kernels"].end.tolist() == [10**7, 4 * 10**7]
 
 
@@ -266,6 +267,42 @@ def test_other_versions_are_refused_by_name(tmp_path: Path) -> None:
     run_dir.run_json.write_text(run_dir.run_json.read_text().replace("repro.run/1", "repro.run/2"))
     with pytest.raises(InputError, match=r"'repro\.run/2', this kit reads 'repro\.run/1'"):
         load(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"idle_pct": 40.0', '"idle_pct": NaN', "idle_pct: Input should be a finite number"),
+        ('"span_ns": 3000000000', '"span_ns": 0', "times do not add up"),
+        ('"busy_ns": ', '"busy_ns": 1', "times do not add up"),
+        ('"kernels": 288', '"kernels": "many"', "kernels: Input should be a valid integer"),
+        ('"notes": []', '"notes": [], "more": 1', "more: Extra inputs are not permitted"),
+        ("{", "[" * 99999, "cannot be read: maximum recursion depth"),
+        ("{", "", "cannot be read: "),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_an_analysis_that_is_none_is_refused_by_name(tmp_path: Path, before: str, after: str, said: str) -> None:
+    path = full_run(tmp_path).analysis_path("split")
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after, 1))
+    with pytest.raises(InputError, match=said) as caught:
+        load(RunDir(tmp_path))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["figures", "report.md"])
+def test_something_else_where_the_report_goes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = full_run(tmp_path)
+    (tmp_path / "report.md").mkdir()
+    if name == "figures":
+        (tmp_path / name).touch()
+    else:
+        monkeypatch.setattr(figures, "draw", lambda model: [])
+    assert main(["report", str(run_dir.root)]) == 2
+    assert re.fullmatch(rf"error: {tmp_path}/\S*{name}\S*: \w[\w ]+\.\n", capsys.readouterr().err)
 
 
 def test_missing_captures_say_why(tmp_path: Path) -> None:
