@@ -40,7 +40,7 @@ reproduce: setup ## capture the seven profiles, analyse them, write the report
 	fi
 
 report: setup ## render the report again from what is on disk (RUN=results/NAME, default: the newest)
-	@$(KIT) report $(RUN) $(ARGS)
+	@$(KIT) report $(if $(RUN),'$(RUN)') $(ARGS)
 
 flush-race: setup ## run only the teardown-flush race
 	@$(KIT) flush-race $(ARGS)

@@ -27,11 +27,12 @@ def find_run(run: str | None, results: Path = RESULTS) -> RunDir:
         if not folders:
             raise InputError(f"There is no run below {results}/.", remedy="Make one: python -m repro reproduce.")
         return RunDir(folders[-1])
-    for folder in (Path(run), results / run):
+    places = dict.fromkeys((Path(run), results / run))  # an absolute path is one place
+    for folder in places:
         if (folder / "run.json").exists():
             return RunDir(folder)
     raise InputError(
-        f"{run} is no run: there is no run.json in {Path(run)}/ or {results / run}/.",
+        f"{run!r} is no run: there is no run.json in {' or '.join(f'{folder}/' for folder in places)}.",
         remedy=f"Runs below {results}/: {', '.join(folder.name for folder in run_folders(results)) or 'none'}.",
     )
 

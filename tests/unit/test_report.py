@@ -335,6 +335,8 @@ def test_find_run(tmp_path: Path) -> None:
     assert find_run(str(older), results).root == older
     with pytest.raises(InputError, match=r"Runs below .*: b, a\."):
         find_run("c", results)
+    with pytest.raises(InputError, match=rf"^'{tmp_path}' is no run: there is no run\.json in {tmp_path}/\. "):
+        find_run(str(tmp_path), results)
 
 
 def test_report_does_not_import_ray(tmp_path: Path) -> None:
