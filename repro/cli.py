@@ -169,10 +169,12 @@ def analyze(
     """
     from repro.analysis import analyze as room
     from repro.capture.nsys import sqlite_of
+    from repro.progress import Progress
     from repro.report.tables import analysis_table
     from repro.results import sha256_of
 
-    with sqlite_of(file) as exported:
+    progress = Progress(quiet=not (sys.stderr and sys.stderr.isatty()))  # for scripts, the answer alone
+    with progress.waiting(f"Analysing {file.name}"), sqlite_of(file) as exported:
         analysis = room(exported, device_id)
     if exported != file:
         analysis = analysis.model_copy(update={"file": file.name, "sha256": sha256_of(file)})
@@ -199,7 +201,7 @@ def report(run: Annotated[str | None, Shown("RUN")] = None) -> int:
 
 
 def profiles() -> int:
-    """List the seven profiles and what was published of them."""
+    """List the seven profiles with what was published of them, and the two that the kit adds."""
     from repro.report.tables import profiles_table
 
     _show(profiles_table())

@@ -41,6 +41,27 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
         version = metadata.version("nsys-ai")
     except metadata.PackageNotFoundError:
         return NsysAi(version=None, rows=None, error="nsys-ai is not installed")
+    try:
+        rows = _ask(path, device_id, timeout_s)
+    except _NoAnswerError as error:
+        return NsysAi(version=version, rows=None, error=str(error))
+    except OSError as error:  # no room for the copy, no memory for the process
+        return NsysAi(version=version, rows=None, error=f"nsys-ai could not be run: {one_line(str(error))}")
+    summary: dict[str, Any] = next((row for row in reversed(rows) if row.get("_summary")), {})
+    return NsysAi(
+        version=version,
+        rows=rows,
+        device_idle_ms=_number(summary.get("device_idle_ms")),
+        copy_ms=_number(summary.get("copy_ms")),
+    )
+
+
+class _NoAnswerError(Exception):
+    """nsys-ai was run and gave nothing; the message says what happened."""
+
+
+def _ask(path: Path, device_id: int, timeout_s: float) -> list[dict[str, Any]]:
+    """The rows that nsys-ai answers, or ``_NoAnswerError``; ``OSError`` if it could not be run."""
     with tempfile.TemporaryDirectory(prefix="repro-nsys-ai-") as folder:
         copy, answer = Path(folder) / "profile.sqlite", Path(folder) / "answer.json"
         with complete_database(path) as complete:
@@ -55,28 +76,18 @@ def gpu_idle_gaps(path: Path, device_id: int, *, timeout_s: float = TIMEOUT_S) -
                 timeout=timeout_s,
             )
         except subprocess.TimeoutExpired:
-            return NsysAi(version=version, rows=None, error=f"nsys-ai gave no answer in {timeout_s:.0f} s")
+            raise _NoAnswerError(f"nsys-ai gave no answer in {timeout_s:.0f} s") from None
         if done.returncode != 0:
             lines = done.stderr.decode("utf-8", "replace").split("\n")
             said = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-            return NsysAi(
-                version=version,
-                rows=None,
-                error=f"nsys-ai ended with status {done.returncode}: {one_line(said, _QUOTED)}",
-            )
+            raise _NoAnswerError(f"nsys-ai ended with status {done.returncode}: {one_line(said, _QUOTED)}")
         try:
             rows = _ROWS.validate_python(json.loads(answer.read_bytes()))
             json.dumps(rows, allow_nan=False)  # Python reads NaN and Infinity, which are no JSON
         except (OSError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
             said = one_line(str(error).strip(), _QUOTED)
-            return NsysAi(version=version, rows=None, error=f"nsys-ai gave no list of JSON objects: {said}")
-    summary: dict[str, Any] = next((row for row in reversed(rows) if row.get("_summary")), {})
-    return NsysAi(
-        version=version,
-        rows=rows,
-        device_idle_ms=_number(summary.get("device_idle_ms")),
-        copy_ms=_number(summary.get("copy_ms")),
-    )
+            raise _NoAnswerError(f"nsys-ai gave no list of JSON objects: {said}") from None
+        return rows
 
 
 def _number(value: object) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,17 @@ def test_no_answer_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert said in str(nsys_ai.gpu_idle_gaps(profile(tmp_path / "p.sqlite"), 0).error)
 
 
+def test_no_room_for_the_copy_of_nsys_ai_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/copy")
+
+    path = profile(tmp_path / "p.sqlite")
+    monkeypatch.setattr(nsys_ai.shutil, "copyfile", full)
+    got = analyze(path)
+    assert (got.idle_ms, got.nsys_ai.rows) == (8, None)
+    assert "could not be run: [Errno 28] No space left on device" in got.nsys_ai.error
+
+
 @pytest.mark.parametrize("figure", ['"8"', "true", "null", "[8]"])
 def test_a_figure_that_is_no_number_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: str) -> None:
     rows = f'[{{"_summary": true, "device_idle_ms": {figure}}}]'
@@ -149,13 +162,19 @@ def test_a_figure_that_is_no_number_is_none(tmp_path: Path, monkeypatch: pytest.
 def test_public_captures() -> None:
     expected = json.loads((PUBLIC / "expected.json").read_text())
     before = {file: hashlib.sha256(file.read_bytes()).digest() for file in PUBLIC.iterdir()}
+    with ThreadPoolExecutor() as pool:  # most of it is nsys-ai, a process a capture
+        analyses = {
+            (name, device): pool.submit(analyze, PUBLIC / name, device and int(device))
+            for name, devices in expected.items()
+            for device in devices or [None]
+        }
     for name, devices in expected.items():
         if devices is None:
             with pytest.raises(NoGpuActivityError):
-                analyze(PUBLIC / name)
+                analyses[name, None].result()
             continue
         for device, figures in devices.items():
-            got = analyze(PUBLIC / name, int(device))
+            got = analyses[name, device].result()
             if name == "cuda_graph.sqlite":  # expected.json counts the kernel table alone, the kit graph launches too
                 assert got.graphs == 2
                 assert f"idle {figures['idle_ms']} ms ({figures['idle_pct']}%)" in got.notes[0]
