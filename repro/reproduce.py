@@ -163,10 +163,13 @@ def _open_run(spec: RunSpec, out: Path | None, *, fresh: bool) -> Iterator[RunDi
 
 def _named_folder(folder: Path) -> tuple[Path, int]:
     try:
+        folder.name.encode()  # it goes into run.json
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "run.json").exists() and any(path.name != LOCK for path in folder.iterdir()):
             raise UsageError(f"{folder} holds files, but no run.", remedy="Name an empty or a new folder with --out.")
         lock = _lock(folder)
+    except UnicodeEncodeError:
+        raise UsageError(f"{folder}: the name is not UTF-8.", remedy="Name another with --out.") from None
     except (FileExistsError, NotADirectoryError):
         raise UsageError(f"{folder} is not a folder.", remedy="Name a new one with --out.") from None
     except OSError as error:

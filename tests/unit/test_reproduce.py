@@ -250,6 +250,13 @@ def test_two_runs_in_one_second_get_a_folder_each(fake: Fake) -> None:
     assert not list(Path("results").iterdir()), "folders without a run are removed"
 
 
+@pytest.mark.parametrize("name", ["sp ace é 'q'", "a\nb", "-", "x=y", "[bold]"])
+def test_out_may_have_any_name(fake: Fake, name: str) -> None:
+    assert main([*FLAGS, f"--out={name}"]) == 0
+    assert RunDir(Path(name)).read().run == name
+    assert main(["report", f"--run={name}"]) == 0
+
+
 def test_out_must_be_a_run_or_empty(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     Path("full").mkdir()
     Path("full/thesis.tex").write_text("x")
@@ -257,6 +264,7 @@ def test_out_must_be_a_run_or_empty(fake: Fake, capsys: pytest.CaptureFixture[st
     assert main([*FLAGS, "--out=full"]) == 2
     assert main([*FLAGS, "--out=file"]) == 2
     assert main([*FLAGS, "--out=file/below"]) == 2
+    assert main([*FLAGS, "--out=\udcff"]) == 2
     assert not fake.folders
     assert sorted(path.name for path in Path("full").iterdir()) == ["thesis.tex"]
     assert "Traceback" not in capsys.readouterr().err
