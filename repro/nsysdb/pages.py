@@ -53,7 +53,7 @@ def read_columns(path: Path, root_page: int, indexes: list[int]) -> list[np.ndar
             numbers = leaves[first : first + per_chunk]
             chunk = buffer[: len(numbers) * page_size + _PAD]
             _read_pages(file, numbers, page_size, chunk)
-            found = _decode(chunk, page_size, usable, indexes)
+            found = _decode(chunk, page_size, usable, indexes, empty=len(leaves) == 1)
             more = len(found[0])
             if rows + more > len(columns[0]):
                 # Few large arrays instead of many small ones: fresh pages cost as much as the decoding.
@@ -108,8 +108,8 @@ def _children(data: bytes, page: int) -> np.ndarray:
     raw = np.frombuffer(data, np.uint8)
     cells = int.from_bytes(data[start + 3 : start + 5], "big")
     at = np.frombuffer(data, ">u2", cells, start + 12).astype(np.int64)
-    if cells and at.max() > len(data) - 4:
-        raise UnsupportedError(f"page {page} has a cell outside the page")
+    if not cells or at.max() > len(data) - 4:
+        raise UnsupportedError(f"page {page} has no cells, or one outside the page")
     left = sum(raw[at + i].astype(np.int64) << (24 - 8 * i) for i in range(4))
     return np.append(left, int.from_bytes(data[start + 8 : start + 12], "big"))
 
@@ -125,14 +125,14 @@ def _read_pages(file: io.FileIO, numbers: np.ndarray, page_size: int, buffer: np
             raise UnsupportedError("the file ends inside the table")
 
 
-def _decode(buffer: np.ndarray, page_size: int, usable: int, indexes: list[int]) -> list[np.ndarray]:
-    """Columns of all rows in a buffer of leaf pages."""
+def _decode(buffer: np.ndarray, page_size: int, usable: int, indexes: list[int], *, empty: bool) -> list[np.ndarray]:
+    """Columns of all rows in a buffer of leaf pages. Only a table of one page may be ``empty``."""
     bases = np.arange(0, len(buffer) - _PAD, page_size)
     if (buffer[bases] != _LEAF).any():
         raise UnsupportedError("a leaf of the table is no leaf page")
     cells = _u16(buffer, bases + 3)
-    if (8 + 2 * cells > usable).any():
-        raise UnsupportedError("a page claims more rows than fit it")
+    if (8 + 2 * cells > usable).any() or (not empty and not cells.all()):
+        raise UnsupportedError("a page claims more rows than fit it, or none")
     base = np.repeat(bases, cells)
     slot = base + 8 + 2 * (np.arange(len(base)) - np.repeat(np.cumsum(cells) - cells, cells))
     at = _u16(buffer, slot)

@@ -34,6 +34,7 @@ _MAGIC = b"SQLite format 3\x00"
 _MARKERS = ("STRINGIDS", "META_DATA_", "EXPORT_META_DATA", "TARGET_INFO_", "ANALYSIS_DETAILS", "CUPTI_ACTIVITY_KIND_")
 _SIDE_SUFFIXES = ("-wal", "-journal")
 _MAX_DIAGNOSTICS = 5
+_UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter where SQLite's message quotes damaged text
 _LIMIT_NS = 1 << 62  # 146 years either side of zero: the difference of two times is still an int64
 
 
@@ -108,7 +109,7 @@ def complete_database(path: Path) -> Iterator[Path]:
             with closing(sqlite3.connect(copy)) as db:
                 mode = db.execute("PRAGMA journal_mode=DELETE").fetchone()[0]
                 db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.DatabaseError as error:
+        except _UNREADABLE as error:
             raise InputError(f"{path} with its {beside[0].name} cannot be read: {error}.") from None
         if mode != "delete":
             raise InputError(f"{path}: the write-ahead log beside it could not be applied to a copy.")
@@ -125,7 +126,7 @@ def read_profile(path: Path) -> Profile:
         try:
             with closing(connect(file)) as db:
                 return _Reader(path, file, db).read()
-        except sqlite3.DatabaseError as error:
+        except _UNREADABLE as error:
             raise InputError(
                 f"{path} cannot be read as SQLite: {_clean(str(error))}.", remedy="Export it again: nsys export."
             ) from None

@@ -103,6 +103,24 @@ def test_added_column_is_declined(tmp_path: Path) -> None:
         pages.read_columns(tmp_path / "t.sqlite", root, [3])
 
 
+@pytest.mark.parametrize("of", ["leaf", "interior page"])
+def test_a_page_without_cells_below_the_root_is_declined(tmp_path: Path, of: str) -> None:
+    """A link that was changed to another table's page, or a count that was lost: SQLite calls it malformed as well."""
+    file = tmp_path / "t.sqlite"
+    root = table(file, [(i, i, i) for i in range(2000)])
+    data = bytearray(file.read_bytes())
+    interior = (root - 1) * 512
+    assert data[interior] == 5
+    child = int.from_bytes(data[interior + 8 : interior + 12], "big")
+    page = interior if of == "interior page" else (child - 1) * 512
+    data[page + 3 : page + 5] = b"\0\0"
+    file.write_bytes(data)
+    with pytest.raises(pages.UnsupportedError):
+        pages.read_columns(file, root, [0])
+    with closing(sqlite3.connect(file)) as db, pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        db.execute("SELECT sum(a) FROM t").fetchone()
+
+
 def test_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
     file = tmp_path / "t.sqlite"
     root = table(file, [(i, i, i) for i in range(2000)])

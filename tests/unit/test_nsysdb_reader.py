@@ -317,6 +317,9 @@ def test_truncated_and_damaged_files(tmp_path: Path) -> None:
     path.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096))
     with pytest.raises(InputError, match="cannot be read"):
         ours(path)
+    path.write_bytes(whole.replace(b"StringIds", b"\xff\xfe\x1bingIds").replace(b"CREATE TABLE", b"CREATE TAB\xff\xff"))
+    with pytest.raises(InputError, match="cannot be read"):  # SQLite quotes the damaged name
+        ours(path)
 
 
 def test_other_inputs(tmp_path: Path) -> None:
