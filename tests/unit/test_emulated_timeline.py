@@ -115,7 +115,7 @@ def ready_ns(operation: Operation) -> int:
     return max([operation.submitted_ns, *(earlier.end_ns for earlier in operation.after)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps)
 def test_any_program_obeys_the_device(program: list[Step]) -> None:
     operations = run(program)
