@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repro.errors import InputError, MachineError, UsageError, WaitTimeoutError
-from repro.ray_patches.series import PATCHES_DIR, FileChange, Patch, digest, load_series
+from repro.ray_patches.series import ABSENT, PATCHES_DIR, FileChange, Patch, digest, load_series
 
 State = Literal["applied", "not applied", "partly applied", "edited"]
 LOCK_LIMIT_S = 60.0
 
-_REINSTALL = "Reinstall it: pip install --force-reinstall --no-deps ray=={version}."
+_REINSTALL = "Reinstall it, also where an older kit patched it: pip install --force-reinstall --no-deps ray=={version}."
+_DELETE = "Delete it, also where an older kit put it there: no Ray has it."
 
 
 @dataclass(frozen=True)
@@ -274,12 +275,13 @@ class _Package:
     def position(self, path: str) -> int:
         position = self.found_position(path)
         if position is None:
-            names = ", ".join(name for name, _ in self.chains[path])
+            chain = self.chains[path]
+            names = ", ".join(name for name, _ in chain)
             how = "is missing" if self.content(path) is None else "has been edited"
             raise MachineError(
                 f"{self.ray_dir / path} {how}: it is neither Ray {self.version}'s nor as {names} leaves it. "
                 "Nothing was changed.",
-                remedy=_REINSTALL.format(version=self.version),
+                remedy=_DELETE if chain[0][1].before == ABSENT else _REINSTALL.format(version=self.version),
             )
         return position
 
