@@ -61,7 +61,7 @@ def test_a_member_without_the_mark_is_found_by_its_session(tmp_path: Path) -> No
         f"import subprocess,sys;child=subprocess.Popen([sys.executable,'-c',{SLEEP!r}],env={{}});"
         f"open({str(tmp_path / 'pid')!r},'w').write(str(child.pid));{SLEEP}"
     )
-    with procs.running([sys.executable, "-c", root], grace_s=0.3):
+    with procs.running([sys.executable, "-c", root], grace_s=0.1):
         child = int(wait_for(tmp_path / "pid"))
     assert gone(child)
 
@@ -70,7 +70,7 @@ def test_a_root_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     stubborn = f"import signal;signal.signal(15,signal.SIG_IGN);open({str(tmp_path / 'up')!r},'w').write('1');{SLEEP}"
     tree = procs.ProcessTree([sys.executable, "-c", stubborn])
     wait_for(tmp_path / "up")
-    assert len(tree.end(grace_s=0.3)) == 1
+    assert len(tree.end(grace_s=0.1)) == 1
     assert gone(tree.root.pid)
 
 

@@ -32,7 +32,7 @@ def options(engine: FakeEngine, **changes: object) -> object:
     depth=st.integers(2, 4),
     rows=st.lists(st.integers(0, 12), min_size=1, max_size=8),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_values_survive_any_order_of_completion(
     seed: int, eager: float, slot_bytes: int, slots: int, depth: int, rows: list[int]
 ) -> None:
