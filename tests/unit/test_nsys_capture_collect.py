@@ -69,7 +69,7 @@ def test_a_lost_report_is_named(reports: dict[str, int]) -> None:
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a report's path in an argument, as nsys has, that burns CPU for a while and then sleeps."""
-    burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\ntime.sleep(60)"
+    burn = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass\ntime.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", burn, "-o", str(tmp_path / "split.%p")])
     yield process
     process.kill()
@@ -81,7 +81,7 @@ def test_writers_are_found_by_the_report_they_write(tmp_path: Path, writer: subp
     (tmp_path / "split2.7.nsys-rep").write_bytes(b"abc")
     node = NodeFiles(tmp_path)
     deadline = time.monotonic() + 60
-    while (look := node.look("split")).cpu_s < 0.2:
+    while (look := node.look("split")).cpu_s < 0.05:  # the kernel counts whole ticks, and may count one too few
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert len(look.writers) == 1
