@@ -11,11 +11,21 @@ import shutil
 import signal
 import subprocess
 
+import hypothesis
 import pytest
+
+QUICK_EXAMPLES = 30
+"""Of a property test that names no number, at a developer's; CI, which sets REPRO_REQUIRE, draws Hypothesis's 100."""
 
 
 def pytest_configure() -> None:
-    """Take back an interrupt that a shell ignored for its background job: tests send it, and processes inherit that."""
+    """Set how many examples are drawn.
+
+    Take back an interrupt that a shell ignored for its background job: tests send it, and processes inherit that.
+    """
+    if not os.environ.get("REPRO_REQUIRE"):
+        hypothesis.settings.register_profile("quick", max_examples=QUICK_EXAMPLES)
+        hypothesis.settings.load_profile("quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

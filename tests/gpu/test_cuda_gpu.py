@@ -110,8 +110,7 @@ def test_a_recorded_stage_is_what_its_mode_says(mode: str, tmp_path: Path, monke
     for number in range(6):
         data = {} if mode == "inline" else {"data": batch(number), "prep_ns": np.zeros(ROWS)}
         sums[number] = [checksum(stage({"id": np.full(ROWS, number), **data})["data"])]
-    wanted, got = verify(plan, sums)
-    assert wanted == got
+    assert verify(plan, sums).wrong is None
     (trace,) = tmp_path.iterdir()
     capture = read_trace(trace)
     assert len(capture.kernels) >= 4 * 9

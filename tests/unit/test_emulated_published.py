@@ -95,8 +95,8 @@ def test_idle_of_32_batches(tmp_path: Path, run: Run, published: float) -> None:
 
 @pytest.mark.parametrize(("run", "published"), [(run_inline, 58.9), (run_split, 28.8)])
 def test_idle_over_the_kernel_span(tmp_path: Path, run: Run, published: float) -> None:
-    """The kit's own definition. A span of n batches has n - 1 gaps: 32 batches read 0.8 points low, 320 do not."""
-    assert idle_pct(run(Pipeline(tmp_path / "a.jsonl"), 320)) == pytest.approx(published, abs=0.5)
+    """The kit's own definition. A span of n batches has n - 1 gaps: 32 batches read 0.8 points low, 160 hardly."""
+    assert idle_pct(run(Pipeline(tmp_path / "a.jsonl"), 160)) == pytest.approx(published, abs=0.5)
     gap_share = published / (100 - published) * 31 / 32
     assert idle_pct(run(Pipeline(tmp_path / "b.jsonl"), 32)) == pytest.approx(
         100 * gap_share / (1 + gap_share), abs=0.5
@@ -105,6 +105,6 @@ def test_idle_over_the_kernel_span(tmp_path: Path, run: Run, published: float) -
 
 def test_naive_pinning_is_no_better_than_pageable_copies(tmp_path: Path) -> None:
     """Published 31.4 beside 29.1: the host copy into pinned memory costs what the faster transfer saves."""
-    pinned = idle_pct(run_pinned(Pipeline(tmp_path / "pinned.jsonl"), 320))
-    assert pinned > idle_pct(run_split(Pipeline(tmp_path / "split.jsonl"), 320))
+    pinned = idle_pct(run_pinned(Pipeline(tmp_path / "pinned.jsonl"), 160))
+    assert pinned > idle_pct(run_split(Pipeline(tmp_path / "split.jsonl"), 160))
     assert pinned == pytest.approx(31.4, abs=1.5)

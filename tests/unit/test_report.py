@@ -342,7 +342,8 @@ def test_find_run(tmp_path: Path) -> None:
 def test_report_does_not_import_ray(tmp_path: Path) -> None:
     full_run(tmp_path)
     program = (
-        "import sys; from repro.cli import main; status = main(['report', sys.argv[1]]); "
+        "import sys; from repro.cli import main; from repro.report import figures; figures.draw = lambda model: []; "
+        "status = main(['report', sys.argv[1]]); "
         "sys.exit(status or ('ray' in sys.modules and 'ray was imported'))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
