@@ -18,6 +18,7 @@ from repro import cli, commandline
 from repro.cli import COMMANDS, main
 from repro.commandline import Shown
 from repro.errors import InputError, MachineError, NoGpuActivityError, NotReproducedError, UsageError
+from repro.report import figures
 
 PATHS = [
     [name] if not isinstance(command, Mapping) else [name, sub]
@@ -279,7 +280,10 @@ def test_profiles_lists_the_published_values(capsys: pytest.CaptureFixture[str])
         assert text in out
 
 
-def test_report_prints_tables_and_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_tables_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(figures, "draw", lambda model: [])
     run_dir = full_run(tmp_path)
     assert main(["report", str(tmp_path)]) == 0
     captured = capsys.readouterr()
