@@ -68,7 +68,7 @@ def measure(profile: Profile, device_id: int, *, file: str = "", sha256: str = "
         notes.append(_graph_note(kernels, graphs))
     if not profile.has_memcpy_table:
         notes.append("The profile has no memcpy table: no copies were made or traced, so all idle time counts as wait.")
-    kinds = memcpys.columns.get("copyKind", np.empty(0, np.int64))
+    kinds = memcpys.columns["copyKind"]
     if undirected := int((kinds == NULL).sum()):
         notes.append(
             f"{undirected} copies do not say their direction: they count as copies, but neither as H2D nor as D2H."
@@ -130,7 +130,7 @@ def _direction(
 
     ``ms`` sums the copies' own durations, so rates and shares are a copy's, whatever else ran beside it.
     """
-    rows = memcpys.where(memcpys.columns["copyKind"] == copy_kind) if len(memcpys) else memcpys
+    rows = memcpys.where(memcpys.columns["copyKind"] == copy_kind)
     if not len(rows):
         said = "in this direction" if len(memcpys) else "of this device"
         for figure in ("gb_per_s", "overlapped_pct", "pageable_pct"):

@@ -29,6 +29,7 @@ import numpy as np
 from repro.errors import InputError
 from repro.nsysdb import pages, schema
 from repro.nsysdb.pages import NULL
+from repro.text import one_line
 
 _MAGIC = b"SQLite format 3\x00"
 _MARKERS = ("STRINGIDS", "META_DATA_", "EXPORT_META_DATA", "TARGET_INFO_", "ANALYSIS_DETAILS", "CUPTI_ACTIVITY_KIND_")
@@ -194,8 +195,7 @@ def _beside(path: Path) -> list[Path]:
 def _clean(text: str, limit: int = 200) -> str:
     """Text of a profile on one line without control characters."""
     line = "".join(" " if unicodedata.category(char).startswith("C") else char for char in text)
-    line = " ".join(line.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return one_line(" ".join(line.split()), limit)
 
 
 class _Reader:
@@ -228,12 +228,11 @@ class _Reader:
         emulated = kinds.get(schema.DEVICE_KIND_KEY) == "emulated" or any(
             "emulated" in n.lower() for n in names.values()
         )
-        nothing = Rows(*(np.empty(0, np.int64),) * 3)
         return Profile(
-            kernels=kernels or nothing,
-            graphs=graphs or nothing,
-            memcpys=memcpys or nothing,
-            has_memcpy_table=memcpys is not None,
+            kernels=kernels,
+            graphs=graphs,
+            memcpys=memcpys,
+            has_memcpy_table=self.table(schema.MEMCPY) is not None,
             device_names=names,
             emulated=emulated,
             dropped=dict(sorted(self.dropped.items())),
@@ -269,11 +268,12 @@ class _Reader:
         """Lower-case name -> name as declared."""
         return {row[1].lower(): row[1] for row in self.db.execute(f"PRAGMA table_xinfo({_quoted(table)})")}
 
-    def _activity(self, canonical: str, kind: str, further: tuple[str, ...] = ()) -> Rows | None:
-        """Rows of an activity table with usable times; ``None`` if the file has no such table."""
+    def _activity(self, canonical: str, kind: str, further: tuple[str, ...] = ()) -> Rows:
+        """Rows of an activity table with usable times; none if the file has no such table."""
         table = self.table(canonical)
         if table is None:
-            return None
+            nothing = np.empty(0, np.int64)
+            return Rows(nothing, nothing, nothing, dict.fromkeys(further, nothing))
         if table != canonical:
             self.notes.append(f"{kind} rows are read from table {_clean(table)}.")
         known = self.columns(table)

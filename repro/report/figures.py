@@ -126,7 +126,7 @@ def _lanes(path: Path, analysis: Analysis) -> dict[str, Union]:
     )
     lanes = {"kernels": busy_union(kernels, graphs)}
     for name, kind in (("H2D", HTOD), ("D2H", DTOH)):
-        lane = memcpys.where(memcpys.columns["copyKind"] == kind) if len(memcpys) else memcpys
+        lane = memcpys.where(memcpys.columns["copyKind"] == kind)
         lanes[name] = union(lane.start, lane.end)
     stretch_ns = round(TIMELINE_MS * 1e6)
     first_ns = int(lanes["kernels"].start[0]) + max(0, analysis.span_ns - stretch_ns) // 2
