@@ -39,6 +39,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -315,16 +316,11 @@ class EmulatedDevice:
         array, block, nominal = self._host_side(source, nominal_bytes)
         if into is None:
             target = EmulatedArray(array.shape, array.dtype, nominal)
+            effect = partial(target._copy_from_host, array)
         else:
             target = _array(into)
             _check_part(target, array, offset)
-
-        def effect() -> None:
-            if into is None:
-                target._copy_from_host(array)
-            else:
-                target._copy_part_from_host(array, offset)
-
+            effect = partial(target._copy_part_from_host, array, offset)
         self._copy(Engine.H2D, _stream(stream), block, nominal, effect)
         return target
 
@@ -343,19 +339,15 @@ class EmulatedDevice:
         if offset is not None:
             _check_part(array, target, offset)
             nominal = round(nominal * target.nbytes / array.nbytes)
+            effect = partial(array._copy_part_to_host, target, offset)
         elif target.shape != source.shape or target.dtype != source.dtype:
             raise UsageError(
                 f"D2H of {source.shape} {source.dtype} into {target.shape} {target.dtype}: shape and dtype must agree."
             )
+        else:
+            effect = partial(array._copy_to_host, target)
         if not target.flags.writeable:
             raise UsageError("D2H into a read-only array.")
-
-        def effect() -> None:
-            if offset is None:
-                array._copy_to_host(target)
-            else:
-                array._copy_part_to_host(target, offset)
-
         self._copy(Engine.D2H, _stream(stream), block, nominal, effect)
         return target
 
