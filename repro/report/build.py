@@ -405,14 +405,14 @@ def _listing(values: Mapping[str, object]) -> Markdown:
 
 def _feeding(profiles: list[ProfileResults]) -> list[tuple[str, Markdown]]:
     """Rows on what decides how well the GPU stage is fed: the warm-up, and sources that have a pace of their own."""
-    shown = [(profile.spec.name, profile.shown_capture) for profile in profiles]
     warmups: dict[int, list[str]] = {}
     paced: dict[float, list[str]] = {}
-    for name, capture in shown:
+    for profile in profiles:
+        capture = profile.shown_capture
         if capture and capture.warmup_batches is not None:
-            warmups.setdefault(capture.warmup_batches, []).append(name)
+            warmups.setdefault(capture.warmup_batches, []).append(profile.spec.name)
         if capture and capture.source_interval_ms:
-            paced.setdefault(capture.source_interval_ms, []).append(name)
+            paced.setdefault(capture.source_interval_ms, []).append(profile.spec.name)
     rows = []
     if warmups:
         counts = "; ".join(f"{count}: {', '.join(names)}" for count, names in sorted(warmups.items()))
@@ -427,8 +427,8 @@ def _measured_prep(profiles: list[ProfileResults]) -> str:
     found = [capture.prep_ms for profile in profiles for capture in profile.captures if capture.prep_ms is not None]
     if not found:
         return ""
-    low, high = min(found), max(found)
-    return f" (measured: {low:.1f} ms)" if f"{low:.1f}" == f"{high:.1f}" else f" (measured: {low:.1f} to {high:.1f} ms)"
+    low, high = f"{min(found):.1f}", f"{max(found):.1f}"
+    return f" (measured: {low if low == high else f'{low} to {high}'} ms)"
 
 
 def _fastest(profiles: list[ProfileResults]) -> str:
